@@ -1,0 +1,22 @@
+"""The connection to Postgres. Services take a session and never commit: the request or job boundary does."""
+
+from __future__ import annotations
+
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+
+def make_engine(database_url: str) -> Engine:
+    """An engine for ``database_url``; statements wait at most 10 s for a lock instead of for ever."""
+    return create_engine(
+        database_url,
+        pool_pre_ping=True,
+        pool_size=10,
+        max_overflow=20,
+        connect_args={"options": "-c lock_timeout=10s -c timezone=UTC"},
+    )
+
+
+def make_sessions(engine: Engine) -> sessionmaker[Session]:
+    """Session factory; use ``with sessions.begin() as session`` for one transaction."""
+    return sessionmaker(engine, expire_on_commit=False)

@@ -1,0 +1,39 @@
+"""Configuration: one class, read from the environment (prefix ``MODELMEND_``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Everything a deployment may choose. Sizes are bytes, times are seconds."""
+
+    model_config = SettingsConfigDict(env_prefix="MODELMEND_", extra="forbid")
+
+    data_dir: Path = Field(
+        Path(".modelmend"), description="Artifacts, images and the embedded servers' files."
+    )
+    database_url: str | None = Field(None, description="Postgres 14+; unset starts the embedded one.")
+    redis_url: str | None = Field(None, description="Redis 6+; unset starts the embedded one.")
+    host: str = Field("127.0.0.1", description="Address the API listens on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port the API listens on.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where workers compute.")
+
+    max_request_bytes: PositiveInt = Field(1 << 20, description="Limit of a JSON body.")
+    max_upload_bytes: PositiveInt = Field(2 << 30, description="Limit of one multipart request.")
+    max_image_bytes: PositiveInt = Field(16 << 20, description="Limit of one encoded image.")
+    max_image_pixels: PositiveInt = Field(50_000_000, description="Limit of one decoded image, in pixels.")
+    max_manifest_rows: PositiveInt = Field(1_000_000, description="Limit of rows in one manifest.")
+    max_edit_items: PositiveInt = Field(
+        100_000, description="Limit of labels, samples or concepts in one edit."
+    )
+
+    queue_name: str = Field("modelmend", description="Name of the RQ queue.")
+    lease_seconds: PositiveFloat = Field(8.0, description="A running job whose lease is older is taken over.")
+    heartbeat_seconds: PositiveFloat = Field(2.0, description="How often a worker renews its lease.")
+    sweep_seconds: PositiveFloat = Field(2.0, description="How often a worker looks for forgotten jobs.")
+    max_attempts: PositiveInt = Field(3, description="A job that died this often fails.")
