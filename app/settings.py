@@ -14,9 +14,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="MODELMEND_", extra="forbid")
 
-    data_dir: Path = Field(
-        Path(".modelmend"), description="Artifacts, images and the embedded servers' files."
-    )
+    data_dir: Path = Field(Path(".modelmend"), description="Artifacts, images and the embedded servers' files.")
     database_url: str | None = Field(None, description="Postgres 14+; unset starts the embedded one.")
     redis_url: str | None = Field(None, description="Redis 6+; unset starts the embedded one.")
     host: str = Field("127.0.0.1", description="Address the API listens on.")
@@ -28,9 +26,7 @@ class Settings(BaseSettings):
     max_image_bytes: PositiveInt = Field(16 << 20, description="Limit of one encoded image.")
     max_image_pixels: PositiveInt = Field(50_000_000, description="Limit of one decoded image, in pixels.")
     max_manifest_rows: PositiveInt = Field(1_000_000, description="Limit of rows in one manifest.")
-    max_edit_items: PositiveInt = Field(
-        100_000, description="Limit of labels, samples or concepts in one edit."
-    )
+    max_edit_items: PositiveInt = Field(100_000, description="Limit of labels, samples or concepts in one edit.")
 
     queue_name: str = Field("modelmend", description="Name of the RQ queue.")
     lease_seconds: PositiveFloat = Field(8.0, description="A running job whose lease is older is taken over.")

@@ -12,9 +12,7 @@ class Alias(Base):
     """A movable name for a version, such as ``production``."""
 
     __tablename__ = "aliases"
-    __table_args__ = (
-        ForeignKeyConstraint(["model_id", "version"], ["versions.model_id", "versions.number"]),
-    )
+    __table_args__ = (ForeignKeyConstraint(["model_id", "version"], ["versions.model_id", "versions.number"]),)
 
     model_id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)

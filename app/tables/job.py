@@ -20,9 +20,7 @@ class Job(Base):
     __table_args__ = (
         CheckConstraint("kind in ('train', 'register', 'fit_factors', 'edit', 'retrain')", name="kind"),
         CheckConstraint("state in ('queued', 'running', 'succeeded', 'failed', 'cancelled')", name="state"),
-        Index(
-            "uq_jobs_model_id_running", "model_id", unique=True, postgresql_where=text("state = 'running'")
-        ),
+        Index("uq_jobs_model_id_running", "model_id", unique=True, postgresql_where=text("state = 'running'")),
         Index(
             "ix_jobs_line",
             "model_id",

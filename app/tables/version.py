@@ -21,9 +21,7 @@ class Version(Base):
     model_id: Mapped[str] = mapped_column(ForeignKey("models.id"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     parent: Mapped[int | None]
-    job_id: Mapped[uuid.UUID] = mapped_column(
-        ForeignKey("jobs.id"), unique=True
-    )  # one job, at most one version
+    job_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("jobs.id"), unique=True)  # one job, at most one version
     state: Mapped[str] = mapped_column(server_default="ready")
     concepts: Mapped[list[Any]]
     classes: Mapped[list[Any]]
