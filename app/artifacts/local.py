@@ -1,0 +1,190 @@
+"""The artifact store in a local directory.
+
+::
+
+    objects/ab/cdef…         named by SHA-256
+    images/DATASET/N/ROW     N = ROW // 4096, so that no directory grows without bound
+    uploads/up-…
+    unfinished/              files being written; the same file system, so that a rename finishes them
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+
+from app.artifacts.store import ArtifactCorrupt, ArtifactMissing
+
+_CHUNK = 1 << 20
+_IMAGES_PER_FOLDER = 4096
+# Journals commit many waiting fsyncs together: 16 at once cost about as much as two one after the other.
+_FSYNC_THREADS = 16
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+
+
+class LocalArtifactStore:
+    """Implements ``ArtifactStore`` on one file system. Safe for many processes at once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._objects = root / "objects"
+        self._images = root / "images"
+        self._uploads = root / "uploads"
+        self._unfinished = root / "unfinished"
+        for folder in (self._objects, self._images, self._uploads, self._unfinished):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def put(self, source: bytes | Path) -> str:
+        unfinished = self._new_unfinished()
+        try:
+            digest = _write(unfinished, source)
+            _finish(unfinished, self._object(digest))
+            _fsync_folder(self._object(digest).parent)
+            return digest
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    def fetch(self, digest: str) -> Path:
+        path = self._object(digest)
+        try:
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except FileNotFoundError:
+            raise ArtifactMissing(f"artifact {digest} is not stored") from None
+        if found != digest:
+            raise ArtifactCorrupt(f"artifact {digest} is damaged: its bytes have another digest")
+        return path
+
+    def delete(self, digest: str) -> None:
+        _remove([self._object(digest)])
+
+    def put_images(self, dataset_id: str, images: Mapping[int, bytes]) -> None:
+        targets = {sample_id: self.image_path(dataset_id, sample_id) for sample_id in images}
+        folders = {path.parent for path in targets.values()}
+        for folder in folders:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            with ThreadPoolExecutor(_FSYNC_THREADS) as pool:
+                for _ in pool.map(lambda item: self._put_file(targets[item[0]], item[1]), images.items()):
+                    pass
+            for folder in {*folders, *(folder.parent for folder in folders), self._images}:
+                _fsync_folder(folder)
+        except BaseException:
+            _remove(targets.values())
+            raise
+
+    def image_path(self, dataset_id: str, sample_id: int) -> Path:
+        folder = str(int(sample_id) // _IMAGES_PER_FOLDER)
+        return self._images / _component(dataset_id) / folder / str(int(sample_id))
+
+    def delete_images(self, dataset_id: str, sample_ids: Iterable[int]) -> None:
+        _remove([self.image_path(dataset_id, sample_id) for sample_id in sample_ids])
+
+    def stored_images(self, before: datetime) -> Iterator[tuple[str, int]]:
+        for path in _files_before(self._images.glob("*/*/*"), before):
+            yield path.parent.parent.name, int(path.name)
+
+    def put_upload(self, upload_id: str, source: bytes | Path) -> None:
+        self._put_file(self.upload_path(upload_id), source)
+        _fsync_folder(self._uploads)
+
+    def upload_path(self, upload_id: str) -> Path:
+        return self._uploads / _component(upload_id)
+
+    def delete_upload(self, upload_id: str) -> None:
+        _remove([self.upload_path(upload_id)])
+
+    def stored_uploads(self, before: datetime) -> Iterator[str]:
+        for path in _files_before(self._uploads.iterdir(), before):
+            yield path.name
+
+    def remove_unfinished(self, before: datetime) -> int:
+        abandoned = list(_files_before(self._unfinished.iterdir(), before))
+        _remove(abandoned)
+        return len(abandoned)
+
+    def _put_file(self, target: Path, source: bytes | Path) -> None:
+        unfinished = self._new_unfinished()
+        try:
+            _write(unfinished, source)
+            _finish(unfinished, target)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    def _object(self, digest: str) -> Path:
+        if not _DIGEST.fullmatch(digest):
+            raise ValueError("an artifact's name is 64 lower-case hexadecimal digits")
+        return self._objects / digest[:2] / digest[2:]
+
+    def _new_unfinished(self) -> Path:
+        return self._unfinished / secrets.token_hex(16)
+
+
+def _component(name: str) -> str:
+    """``name`` if it is one harmless path component; identifiers are checked at the door, this is the second lock."""
+    if not _NAME.fullmatch(name):
+        raise ValueError("not a name of a stored thing")
+    return name
+
+
+def _write(path: Path, source: bytes | Path) -> str:
+    """Writes and fsyncs a new file; returns the SHA-256 of what was written."""
+    digest = hashlib.sha256()
+    with path.open("xb", buffering=0) as file:
+        os.fchmod(file.fileno(), 0o600)
+        for chunk in [source] if isinstance(source, bytes) else _chunks(source):
+            digest.update(chunk)
+            rest = memoryview(chunk)
+            while rest:
+                rest = rest[file.write(rest) :]
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
+def _finish(unfinished: Path, target: Path) -> None:
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    unfinished.replace(target)
+
+
+def _fsync_folder(folder: Path) -> None:
+    """Makes names in a directory durable: fsync of a file says nothing about the entry that leads to it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    folders = set()
+    for path in paths:
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            continue
+        folders.add(path.parent)
+    for folder in folders:
+        _fsync_folder(folder)
+
+
+def _files_before(paths: Iterable[Path], before: datetime) -> Iterator[Path]:
+    for path in paths:
+        try:
+            written = path.stat().st_mtime
+        except FileNotFoundError:  # removed while we looked
+            continue
+        if written < before.timestamp():
+            yield path

@@ -1,0 +1,1 @@
+"""Registered training data: intake, rows, images, and the snapshots that versions are trained on."""
