@@ -10,7 +10,7 @@ class LedgerKind(StrEnum):
 
     description: str
 
-    def __new__(cls, value: str, description: str) -> LedgerKind:
+    def __new__(cls, value: str, description: str = "") -> LedgerKind:
         member = str.__new__(cls, value)
         member._value_ = value
         member.description = description
