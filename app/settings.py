@@ -33,3 +33,4 @@ class Settings(BaseSettings):
     heartbeat_seconds: PositiveFloat = Field(2.0, description="How often a worker renews its lease.")
     sweep_seconds: PositiveFloat = Field(2.0, description="How often a worker looks for forgotten jobs.")
     max_attempts: PositiveInt = Field(3, description="A job that died this often fails.")
+    drain_seconds: PositiveFloat = Field(25.0, description="How long a stopping worker lets its job run on.")

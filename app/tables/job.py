@@ -43,6 +43,7 @@ class Job(Base):
     done: Mapped[int] = mapped_column(server_default="0")
     total: Mapped[int] = mapped_column(server_default="0")
     attempt: Mapped[int] = mapped_column(server_default="0")
+    deaths: Mapped[int] = mapped_column(server_default="0")  # attempts whose worker or computation died
     worker_id: Mapped[str | None]
     lease_expires_at: Mapped[datetime | None]
     cancel_requested: Mapped[bool] = mapped_column(server_default=text("false"))

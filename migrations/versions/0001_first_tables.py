@@ -121,6 +121,7 @@ def upgrade() -> None:
         sa.Column("done", sa.Integer(), server_default="0", nullable=False),
         sa.Column("total", sa.Integer(), server_default="0", nullable=False),
         sa.Column("attempt", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("deaths", sa.Integer(), server_default="0", nullable=False),
         sa.Column("worker_id", sa.String(), nullable=True),
         sa.Column("lease_expires_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("cancel_requested", sa.Boolean(), server_default=sa.text("false"), nullable=False),
