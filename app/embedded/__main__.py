@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from app.embedded import EmbeddedServersError, ServerURLs, running_servers
 from app.migrate import upgrade
@@ -34,12 +36,19 @@ def _run(command: list[str], urls: ServerURLs) -> int:
         "MODELMEND_DATABASE_URL": urls.database_url,
         "MODELMEND_REDIS_URL": urls.redis_url,
     }
+    # The terminal sends Ctrl-C to the command as well; we outlive it to clean up. Ignoring it would be inherited.
+    signal.signal(signal.SIGINT, lambda *_: None)
     with subprocess.Popen([program, *command[1:]], env=environment) as process:  # noqa: S603 - the caller's command
-        # The terminal sends Ctrl-C to the command as well; we outlive it to clean up.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-        status = process.wait()
+        try:
+            status = process.wait()
+        except SystemExit:  # we were told to terminate
+            process.terminate()
+            raise
     return status if status >= 0 else KILLED_BY_SIGNAL - status
+
+
+def _terminate(number: int, _frame: FrameType | None) -> NoReturn:
+    sys.exit(KILLED_BY_SIGNAL + number)
 
 
 def main() -> int:
@@ -49,6 +58,7 @@ def main() -> int:
     command: list[str] = parser.parse_args().command
     if not command:
         parser.error("name a command to run")
+    signal.signal(signal.SIGTERM, _terminate)
     database_url, redis_url = (os.environ.get(f"MODELMEND_{name}_URL") for name in ("DATABASE", "REDIS"))
     with tempfile.TemporaryDirectory(prefix="modelmend-") as directory:
         try:

@@ -34,6 +34,7 @@ POSTGRES_SETTINGS = {
     "wal_level": "minimal",
     "max_wal_senders": "0",
     "max_logical_replication_workers": "0",
+    "recovery_init_sync_method": "syncfs",  # after a crash, as for initdb
     "max_wal_size": "256MB",
     "min_wal_size": "32MB",
     # Erasure: old log segments are removed instead of renamed for reuse, and failing statements and the values in

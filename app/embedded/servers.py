@@ -30,6 +30,7 @@ from app.embedded.processes import Launcher, ServerProcess, ServerStartError
 START_TIMEOUT = 60.0  # seconds: recovery after a crash replays at most max_wal_size
 ORPHANS_TIMEOUT = 30.0
 STOP_TIMEOUT = 20.0
+READY_LINE = 7  # of postmaster.pid, counted from 0
 
 
 class EmbeddedServers:
@@ -42,6 +43,7 @@ class EmbeddedServers:
 
     def __init__(self, data_dir: Path, *, postgres: bool = True, redis: bool = True, durable: bool = True) -> None:
         self.data_dir = data_dir.resolve()
+        self._cluster = self.data_dir / "postgres"
         self._with_postgres = postgres
         self._with_redis = redis
         self._durable = durable
@@ -118,7 +120,7 @@ class EmbeddedServers:
         redis_server = self._launch_redis(self._launcher, sockets) if self._with_redis else None
         if self._with_postgres:
             postgres = self._launch_postgres(self._launcher, sockets)
-            postgres.wait_until_ready(lambda: _postgres_answers(sockets), deadline)
+            postgres.wait_until_ready(lambda: _postgres_is_ready(self._cluster), deadline)
             _create_database(sockets)
         if redis_server:
             redis_server.wait_until_ready(lambda: _redis_answers(sockets), deadline)
@@ -137,17 +139,16 @@ class EmbeddedServers:
         return server
 
     def _launch_postgres(self, launcher: Launcher, sockets: Path) -> ServerProcess:
-        cluster = self.data_dir / "postgres"
-        if not cluster.exists():
-            self._make_cluster(launcher, cluster)
-        remove_dead_pid_file(cluster)
+        if not self._cluster.exists():
+            self._make_cluster(launcher)
+        remove_dead_pid_file(self._cluster)
         settings = programs.POSTGRES_SETTINGS | {"unix_socket_directories": f'"{sockets}"'}
         if not self._durable:
             settings |= programs.POSTGRES_THROW_AWAY_SETTINGS
         arguments = [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
         log = self.data_dir / "postgres.log"
         process = launcher.launch(
-            [programs.postgres_program(), "-D", cluster, "-p", str(programs.PORT), *arguments],
+            [programs.postgres_program(), "-D", self._cluster, "-p", str(programs.PORT), *arguments],
             log=log,
             death_signal=signal.SIGINT,  # Postgres' fast shutdown: ends sessions, writes everything
             disguised=_needs_disguise(),
@@ -155,7 +156,7 @@ class EmbeddedServers:
         self._running.append(server := ServerProcess("Postgres", process, log, signal.SIGINT))
         return server
 
-    def _make_cluster(self, launcher: Launcher, cluster: Path) -> None:
+    def _make_cluster(self, launcher: Launcher) -> None:
         # Made under another name: a kill in the middle leaves half a cluster that looks like a whole one.
         for left in self.data_dir.glob("postgres.new-*"):
             discard(left)
@@ -174,7 +175,7 @@ class EmbeddedServers:
             raise ServerStartError("initdb", "did not end in time", log)
         if process.returncode != 0:
             raise ServerStartError("initdb", f"ended with status {process.returncode}", log)
-        fresh.rename(cluster)
+        fresh.rename(self._cluster)
         descriptor = os.open(self.data_dir, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)  # initdb wrote the content through; its name must last as long
@@ -209,12 +210,13 @@ def _connect(sockets: Path) -> psycopg.Connection:
     )
 
 
-def _postgres_answers(sockets: Path) -> bool:
+def _postgres_is_ready(cluster: Path) -> bool:
+    # As pg_ctl does; connecting instead would fill the log with refusals.
     try:
-        _connect(sockets).close()
-    except psycopg.OperationalError:
+        lines = (cluster / "postmaster.pid").read_text().splitlines()
+    except FileNotFoundError:
         return False
-    return True
+    return len(lines) > READY_LINE and lines[READY_LINE].strip() == "ready"
 
 
 def _redis_answers(sockets: Path) -> bool:
