@@ -7,16 +7,20 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from app.access import routes as access
 from app.access.dependencies import AuthenticateBodies
 from app.artifacts import ArtifactStore, open_store
 from app.database import make_engine, make_sessions
+from app.edits import routes as edits
 from app.kit import routes as kit
 from app.kit.body_limits import BodyLimits
 from app.kit.context import Services
 from app.kit.logs import configure_logging
 from app.kit.problem_handlers import install_problem_handlers
 from app.kit.request_ids import RequestContext
+from app.ledger import routes as ledger
 from app.queueing import Doorbell, RqDoorbell
+from app.registry import routes as registry
 from app.settings import Settings
 
 
@@ -65,6 +69,6 @@ def create_app(
         BodyLimits, max_request_bytes=settings.max_request_bytes, max_upload_bytes=settings.max_upload_bytes
     )
     app.add_middleware(RequestContext)
-    for router in (kit.router,):
-        app.include_router(router)
+    for room in (kit, access, registry, edits, ledger):
+        app.include_router(room.router)
     return app

@@ -28,6 +28,9 @@ from app.kit.problems import (
 )
 from app.tables import IdempotencyRecord
 
+CREATING_PROBLEMS = (IDEMPOTENCY_KEY_MISSING, IDEMPOTENCY_KEY_REUSED, IDEMPOTENCY_IN_FLIGHT)
+"""What every creating route may answer with."""
+
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
 

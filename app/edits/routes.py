@@ -1,0 +1,258 @@
+"""Edits, jobs, factors and retrainings of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from sqlalchemy import select
+
+from app.access.callers import Caller
+from app.access.dependencies import Creator, Editor, Reader
+from app.edits.bodies import EditCheck, EditList, JobBody, JobList, accepted
+from app.edits.kinds import JobKind
+from app.edits.schemas import EditRequest, FactorsRequest, RetrainingRequest
+from app.edits.service import (
+    BASE_VERSION_CHANGED,
+    INVALID_EDIT,
+    JOB_FINISHED,
+    cancel,
+    check_edit,
+    get_job,
+    queue_edit,
+    queue_work,
+)
+from app.edits.states import JobState
+from app.kit.context import Services, ServicesDep
+from app.kit.idempotency import CREATING_PROBLEMS, IdempotencyKey, IdempotencyKeyDep, claim_key, payload_digest
+from app.kit.pagination import PageDep, fetch_page
+from app.kit.problem_handlers import validation_errors
+from app.kit.problems import INVALID_CURSOR, INVALID_REQUEST, NOT_FOUND, PRECONDITION_FAILED, Problem
+from app.kit.responses import problem_responses
+from app.kit.routing import StrictRoute, make_router
+from app.registry.lookup import MODEL_HAS_NO_VERSION, get_model
+from app.tables import Job
+
+router: APIRouter = make_router("edits")
+
+
+class _EditRoute(StrictRoute):
+    """Malformed edits are told of as ``invalid_edit``, like those that do not fit the version."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        inner = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            try:
+                return await inner(request)
+            except RequestValidationError as error:
+                places = validation_errors(error)
+                if any("parameter" in place for place in places):
+                    raise
+                raise Problem(INVALID_EDIT, f"{len(places)} places are not valid.", errors=places) from error
+
+        return handle
+
+
+_edits = APIRouter(tags=["edits"], route_class=_EditRoute)
+
+
+@_edits.post(
+    "/models/{model_id}/edits",
+    status_code=202,
+    summary="Edit a model",
+    response_model=JobBody,
+    responses={
+        200: {"model": EditCheck, "description": "With `validate_only`: counts of what would change."},
+        **problem_responses(
+            NOT_FOUND,
+            INVALID_EDIT,
+            INVALID_REQUEST,
+            MODEL_HAS_NO_VERSION,
+            BASE_VERSION_CHANGED,
+            PRECONDITION_FAILED,
+            *CREATING_PROBLEMS,
+        ),
+    },
+)
+def create_edit(
+    *,
+    model_id: str,
+    body: EditRequest,
+    services: ServicesDep,
+    caller: Editor,
+    key: IdempotencyKeyDep,
+    if_match: Annotated[str | None, Header(description="The model's etag; the edit is bound to that version.")] = None,
+    validate_only: Annotated[bool, Query(description="Check and count, write nothing; needs no key.")] = False,
+) -> JSONResponse:
+    """Queue an edit, after checking everything against the newest version.
+
+    The check is a courtesy: edits queued earlier may change what this one is applied to. Names are resolved again
+    when the edit starts, and then it may still fail with `base_version_changed` or `edit_no_longer_applies`.
+    """
+    with services.sessions.begin() as session:
+        model = get_model(session, caller, model_id)
+        if not validate_only:
+            digest = payload_digest({"body": body.model_dump(mode="json", by_alias=True), "if_match": if_match})
+            claim = claim_key(session, caller_id=caller.key_id, key=key, payload_sha256=digest)
+            if (replay := claim.replay()) is not None:
+                return replay
+        version, resolution = check_edit(
+            session,
+            services.store,
+            caller,
+            model,
+            body,
+            if_match=if_match,
+            max_items=services.settings.max_edit_items,
+        )
+        if validate_only:
+            return JSONResponse(EditCheck(base_version=version.number, counts=resolution.counts).model_dump())
+        bind = version.number if if_match is not None else body.base_version
+        job = queue_edit(session, caller, model, body, resolution, bind=bind)
+        answer = accepted(job)
+        claim.record(session, answer)
+    services.doorbell.ring(job.id)
+    return answer.response()
+
+
+@router.get(
+    "/models/{model_id}/edits",
+    summary="Edits of a model, newest first",
+    responses=problem_responses(NOT_FOUND, INVALID_REQUEST, INVALID_CURSOR),
+)
+def list_edits(
+    model_id: str, services: ServicesDep, caller: Reader, page: PageDep, state: JobState | None = None
+) -> EditList:
+    with services.sessions() as session:
+        model = get_model(session, caller, model_id)
+        statement = select(Job).where(Job.model_id == model.id, Job.kind == JobKind.EDIT.value)
+        if state is not None:
+            statement = statement.where(Job.state == state.value)
+        rows, token = fetch_page(
+            session, statement, column=Job.seq, page=page, scope=f"edits {model.id} {state}", newest_first=True
+        )
+        return EditList(edits=[JobBody.of(job) for job in rows], next_page_token=token)
+
+
+@router.get("/models/{model_id}/edits/{edit_id}", summary="One edit", responses=problem_responses(NOT_FOUND))
+def get_edit(model_id: str, edit_id: str, services: ServicesDep, caller: Reader) -> JobBody:
+    with services.sessions() as session:
+        return JobBody.of(get_job(session, get_model(session, caller, model_id), edit_id, kind=JobKind.EDIT))
+
+
+@router.post(
+    "/models/{model_id}/edits/{edit_id}:cancel",
+    summary="Cancel an edit",
+    responses=problem_responses(NOT_FOUND, JOB_FINISHED),
+)
+def cancel_edit(model_id: str, edit_id: str, services: ServicesDep, caller: Editor) -> JobBody:
+    """A queued edit is cancelled at once. A running one is asked to stop: read it until its state is final."""
+    with services.sessions.begin() as session:
+        model = get_model(session, caller, model_id)
+        job = get_job(session, model, edit_id, kind=JobKind.EDIT, lock=True)
+        cancel(session, services.store, caller, job)
+        return JobBody.of(job)
+
+
+@router.get(
+    "/models/{model_id}/jobs",
+    summary="Jobs of a model, newest first",
+    tags=["jobs"],
+    responses=problem_responses(NOT_FOUND, INVALID_REQUEST, INVALID_CURSOR),
+)
+def list_jobs(
+    *,
+    model_id: str,
+    services: ServicesDep,
+    caller: Reader,
+    page: PageDep,
+    state: JobState | None = None,
+    kind: JobKind | None = None,
+) -> JobList:
+    with services.sessions() as session:
+        model = get_model(session, caller, model_id)
+        statement = select(Job).where(Job.model_id == model.id)
+        if state is not None:
+            statement = statement.where(Job.state == state.value)
+        if kind is not None:
+            statement = statement.where(Job.kind == kind.value)
+        rows, token = fetch_page(
+            session, statement, column=Job.seq, page=page, scope=f"jobs {model.id} {state} {kind}", newest_first=True
+        )
+        return JobList(jobs=[JobBody.of(job) for job in rows], next_page_token=token)
+
+
+@router.get("/models/{model_id}/jobs/{job_id}", summary="One job", responses=problem_responses(NOT_FOUND))
+def get_any_job(model_id: str, job_id: str, services: ServicesDep, caller: Reader) -> JobBody:
+    with services.sessions() as session:
+        return JobBody.of(get_job(session, get_model(session, caller, model_id), job_id))
+
+
+@router.post(
+    "/models/{model_id}/jobs/{job_id}:cancel",
+    summary="Cancel a job",
+    responses=problem_responses(NOT_FOUND, JOB_FINISHED),
+)
+def cancel_job(model_id: str, job_id: str, services: ServicesDep, caller: Creator) -> JobBody:
+    """As for edits, for a job of any kind."""
+    with services.sessions.begin() as session:
+        job = get_job(session, get_model(session, caller, model_id), job_id, lock=True)
+        cancel(session, services.store, caller, job)
+        return JobBody.of(job)
+
+
+@router.post(
+    "/models/{model_id}/factors",
+    status_code=202,
+    summary="Fit curvature factors",
+    response_model=JobBody,
+    responses=problem_responses(NOT_FOUND, INVALID_REQUEST, MODEL_HAS_NO_VERSION, *CREATING_PROBLEMS),
+)
+def fit_factors(
+    model_id: str, body: FactorsRequest, services: ServicesDep, caller: Creator, key: IdempotencyKeyDep
+) -> JSONResponse:
+    """Queue a fit; the version's later children inherit the factors."""
+    return _queue(services, caller, model_id, JobKind.FIT_FACTORS, body=body, key=key)
+
+
+@router.post(
+    "/models/{model_id}/retrainings",
+    status_code=202,
+    summary="Train anew, for comparison",
+    response_model=JobBody,
+    responses=problem_responses(NOT_FOUND, INVALID_REQUEST, MODEL_HAS_NO_VERSION, *CREATING_PROBLEMS),
+)
+def retrain(
+    model_id: str, body: RetrainingRequest, services: ServicesDep, caller: Creator, key: IdempotencyKeyDep
+) -> JSONResponse:
+    """Queue a training on a version's data. It makes no version; the job's report holds its metrics and, for a version
+    made by an edit, how the edit compares."""
+    return _queue(services, caller, model_id, JobKind.RETRAIN, body=body, key=key)
+
+
+def _queue(
+    services: Services,
+    caller: Caller,
+    model_id: str,
+    kind: JobKind,
+    *,
+    body: FactorsRequest | RetrainingRequest,
+    key: IdempotencyKey,
+) -> JSONResponse:
+    with services.sessions.begin() as session:
+        model = get_model(session, caller, model_id)
+        claim = claim_key(session, caller_id=caller.key_id, key=key, payload_sha256=payload_digest(body))
+        if (replay := claim.replay()) is not None:
+            return replay
+        job = queue_work(session, caller, model, kind, body)
+        answer = accepted(job)
+        claim.record(session, answer)
+    services.doorbell.ring(job.id)
+    return answer.response()
+
+
+router.include_router(_edits)

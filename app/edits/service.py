@@ -1,0 +1,157 @@
+"""Asking for work on a model, and calling it off."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from app.access.callers import Caller
+from app.artifacts import ArtifactStore
+from app.edits import line
+from app.edits.findings import Code, Finding
+from app.edits.kinds import JobKind
+from app.edits.outcomes import discard_added
+from app.edits.resolution import Resolution, examine
+from app.edits.schemas import EditRequest, FactorsRequest, RetrainingRequest
+from app.edits.states import FINAL, JobState, require_transition
+from app.kit.etags import require_match
+from app.kit.problem_handlers import MAX_ERRORS
+from app.kit.problems import INVALID_REQUEST, NOT_FOUND, Problem, register_problem_type
+from app.registry.lookup import newest_version
+from app.registry.schemas import etag_of
+from app.tables import Job, Model, Version
+
+INVALID_EDIT = register_problem_type(
+    "invalid_edit",
+    422,
+    "The edit does not fit the newest version",
+    "Correct each place that `errors` points at, or wait for the edits queued before this one.",
+)
+BASE_VERSION_CHANGED = register_problem_type(
+    "base_version_changed", 409, "Another version is the newest", "Read the model again, then decide anew."
+)
+JOB_FINISHED = register_problem_type("job_finished", 409, "The job has ended already", "Read the job for its result.")
+
+
+def check_edit(
+    session: Session,
+    store: ArtifactStore,
+    caller: Caller,
+    model: Model,
+    request: EditRequest,
+    *,
+    if_match: str | None,
+    max_items: int,
+) -> tuple[Version, Resolution]:
+    """The newest version and what the edit means for it.
+
+    Raises:
+        Problem: ``model_has_no_version``, ``precondition_failed``, ``base_version_changed`` or ``invalid_edit``.
+    """
+    version = newest_version(session, model)
+    require_match(if_match, etag_of(model))
+    if request.base_version not in (None, version.number):
+        raise Problem(BASE_VERSION_CHANGED, f"Version {version.number} is the newest.")
+    if request.items() > max_items:
+        raise _invalid_edit([Finding("/operations", Code.TOO_MANY_ITEMS)])
+    resolution = examine(session, store, request, version, model.dataset_id, caller_id=caller.key_id)
+    if resolution.findings:
+        raise _invalid_edit(resolution.findings)
+    return version, resolution
+
+
+def queue_edit(
+    session: Session, caller: Caller, model: Model, request: EditRequest, resolution: Resolution, *, bind: int | None
+) -> Job:
+    """Put a checked edit into the line. ``bind`` is the base version that the caller insists on."""
+    wanted = request.model_copy(update={"base_version": bind})
+    dropped = resolution.changes.dropped
+    payload: dict[str, Any] = {
+        "operations": [operation.op for operation in request.operations],
+        "counts": resolution.counts,
+        "options": request.options.model_dump(mode="json"),
+    }
+    if dropped:
+        concepts = newest_version(session, model).concepts
+        payload["concepts_dropped"] = [concepts[column] for column in dropped]
+    return line.join(
+        session,
+        model_id=model.id,
+        dataset_id=model.dataset_id,
+        kind=JobKind.EDIT,
+        request=wanted.model_dump(mode="json", by_alias=True),
+        created_by=caller.key_id,
+        counts=payload,
+    )
+
+
+def queue_work(
+    session: Session, caller: Caller, model: Model, kind: JobKind, request: FactorsRequest | RetrainingRequest
+) -> Job:
+    """Queue a fit of factors, or a retraining.
+
+    Raises:
+        Problem: ``model_has_no_version``, or ``invalid_request`` for a version that there is not.
+    """
+    newest_version(session, model)
+    if request.version is not None:
+        version = session.get(Version, (model.id, request.version))
+        if version is None or version.state != "ready":
+            error = {"pointer": "/version", "code": "unknown_version", "message": "No such version is ready."}
+            raise Problem(INVALID_REQUEST, "1 place is not valid.", errors=[error])
+    return line.join(
+        session,
+        model_id=model.id,
+        dataset_id=model.dataset_id,
+        kind=kind,
+        request=request.model_dump(mode="json"),
+        created_by=caller.key_id,
+        counts=request.model_dump(mode="json"),
+    )
+
+
+def get_job(session: Session, model: Model, job_id: str, *, kind: JobKind | None = None, lock: bool = False) -> Job:
+    """Raises ``not_found``, also for text that is no id at all."""
+    key = _uuid(job_id)
+    job = None if key is None else session.get(Job, key, with_for_update=lock or None)
+    if job is None or job.model_id != model.id or (kind is not None and job.kind != kind):
+        raise Problem(NOT_FOUND, "The model has no such job.")
+    return job
+
+
+def cancel(session: Session, store: ArtifactStore, caller: Caller, job: Job) -> None:
+    """Cancel a queued job at once; ask the worker of a running one to stop. ``job`` must be locked.
+
+    Raises:
+        Problem: ``job_finished`` when it has succeeded or failed.
+    """
+    state = JobState(job.state)
+    if state is JobState.CANCELLED:
+        return
+    if state in FINAL:
+        raise Problem(JOB_FINISHED, f"The job has {state}.")
+    if state is JobState.RUNNING:
+        job.cancel_requested = True
+        session.flush()
+        return
+    require_transition(state, JobState.CANCELLED)
+    job.state = JobState.CANCELLED.value
+    job.finished_at = session.execute(select(func.now())).scalar_one()
+    session.flush()
+    discard_added(session, store, job)
+    line.record(session, job, "cancelled", actor_ref=caller.actor_ref)
+
+
+def _invalid_edit(findings: Any) -> Problem:
+    detail = "1 place is not valid." if len(findings) == 1 else f"{len(findings)} places are not valid."
+    return Problem(INVALID_EDIT, detail, errors=[finding.body() for finding in findings[:MAX_ERRORS]])
+
+
+def _uuid(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
