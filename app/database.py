@@ -10,6 +10,7 @@ def make_engine(database_url: str) -> Engine:
     """An engine for ``database_url``; statements wait at most 10 s for a lock instead of for ever."""
     return create_engine(
         database_url,
+        hide_parameters=True,  # messages of errors end in logs, and parameters are personal data
         pool_pre_ping=True,
         pool_size=10,
         max_overflow=20,

@@ -35,16 +35,20 @@ class Problem(Exception):
         *,
         errors: Sequence[Mapping[str, Any]] = (),
         headers: Mapping[str, str] | None = None,
+        members: Mapping[str, Any] | None = None,
     ) -> None:
+        """Args: ``members`` are extension members (RFC 9457, section 3.2) that this type documents."""
         super().__init__(f"{type_.code}: {detail}")
         self.type = type_
         self.detail = detail
         self.errors = list(errors)
         self.headers = dict(headers or {})
+        self.members = dict(members or {})
 
     def body(self, request_id: str) -> dict[str, Any]:
         """The members of the problem details object."""
         return {
+            **self.members,
             "type": self.type.uri,
             "title": self.type.title,
             "status": self.type.status,
