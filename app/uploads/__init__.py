@@ -1,0 +1,1 @@
+"""Files that come in: reading multipart bodies, and files kept until a later request uses them."""
