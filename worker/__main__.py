@@ -1,0 +1,24 @@
+"""``python -m worker``: run a worker until it is told to stop."""
+
+from __future__ import annotations
+
+import sys
+
+from app.settings import Settings
+from worker.jobs import ComputeUnavailable
+from worker.main import ServersNotConfigured, run, set_up_logging
+
+
+def main() -> int:
+    """Exit status: 0 after a stop, 1 with a message when no work is possible here."""
+    set_up_logging()
+    try:
+        run(Settings())
+    except (ServersNotConfigured, ComputeUnavailable) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""The worker: a parent that holds leases and talks to servers, and the compute process it keeps."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+from types import FrameType
+from uuid import UUID
+
+import structlog
+from redis.exceptions import RedisError
+
+from app.artifacts import open_store
+from app.database import make_engine, make_sessions
+from app.kit.logs import configure_logging
+from app.queueing import RqDoorbell
+from app.settings import Settings
+from worker.jobs import ComputeUnavailable, Worker, run_job
+from worker.listener import ForwardToStructlog, Listener
+from worker.process import ComputeProcess
+from worker.stop import Stop
+from worker.sweeper import Sweeper
+
+EXECUTOR = "worker.compute.execute"
+RECONNECT_SECONDS = 1.0
+
+log = structlog.get_logger(__name__)
+
+
+class ServersNotConfigured(ValueError):
+    """A worker was started without knowing the servers it shares with the API."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Set MODELMEND_DATABASE_URL and MODELMEND_REDIS_URL to the servers that the API uses. "
+            "`modelmend serve` without them starts servers and a worker of its own."
+        )
+
+
+def run(settings: Settings, *, executor: str = EXECUTOR) -> None:
+    """Work until SIGTERM or SIGINT: the first lets a running job finish within ``settings.drain_seconds`` or hands it
+    back, the second hands it back now. Call it in the main thread.
+
+    Args:
+        executor: dotted name of the function that the compute process calls for each task.
+
+    Raises:
+        ServersNotConfigured: a URL is missing.
+        ComputeUnavailable: the compute process cannot start here.
+    """
+    if settings.database_url is None or settings.redis_url is None:
+        raise ServersNotConfigured
+    engine = make_engine(settings.database_url)
+    store = open_store(settings)
+    doorbell = RqDoorbell(settings.redis_url, settings.queue_name)
+    worker = Worker(
+        settings=settings,
+        worker_id=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
+        engine=engine,
+        sessions=make_sessions(engine),
+        store=store,
+        doorbell=doorbell,
+        process=ComputeProcess(settings, executor),
+        stop=Stop(settings.drain_seconds),
+    )
+    sweeper = Sweeper(worker.sessions, store, doorbell, period=settings.sweep_seconds, max_deaths=settings.max_attempts)
+    log.info("worker_started", worker=worker.worker_id, device=settings.device)
+    try:
+        worker.process.ensure_started()
+        sweeper.start()
+        _listen(worker, settings.redis_url)
+    finally:
+        worker.process.kill()
+        sweeper.stop()
+        doorbell.close()
+        engine.dispose()
+        log.info("worker_stopped", worker=worker.worker_id)
+
+
+def _listen(worker: Worker, redis_url: str) -> None:
+    """Listen for rings, with a new listener whenever Redis failed under the last one."""
+    listener: Listener | None = None
+    failures: list[ComputeUnavailable] = []
+
+    def stop() -> None:
+        worker.stop.request()
+        if listener is not None:
+            listener.interrupt()
+
+    def answer(job_id: UUID) -> None:
+        try:
+            run_job(worker, job_id)
+        except ComputeUnavailable as error:
+            failures.append(error)
+            stop()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+    while not worker.stop.requested:
+        try:
+            listener = Listener(redis_url, worker.settings.queue_name, answer)
+            listener.listen()
+        except RedisError as error:
+            log.warning("redis_not_answering", error=type(error).__name__)
+        listener = None
+        if not worker.stop.requested:
+            threading.Event().wait(RECONNECT_SECONDS)
+    if failures:
+        raise failures[0]
+
+
+def set_up_logging() -> None:
+    """Our own lines and those of libraries as one JSON object each, on standard error."""
+    configure_logging()
+    logging.basicConfig(handlers=[ForwardToStructlog()], level=logging.WARNING, force=True)

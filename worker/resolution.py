@@ -1,0 +1,120 @@
+"""From a claimed job to a task: what was asked becomes ids, columns and digests."""
+
+from __future__ import annotations
+
+import numpy as np
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.artifacts import ArtifactStore
+from app.datasets.snapshots import AddedSample, Snapshot, SnapshotChanges
+from app.edits import resolution
+from app.edits.kinds import JobKind
+from app.tables import Dataset, Job, Model, Version
+from worker.tasks import BaseVersion, Json, Task, TaskFailure
+
+
+def task_for(session: Session, store: ArtifactStore, job: Job) -> Task:
+    """The task of a job that starts.
+
+    Raises:
+        TaskFailure: the request does not apply to the version it is bound to.
+    """
+    try:
+        return _task_for(session, store, job)
+    except resolution.ResolutionError as error:
+        raise TaskFailure(error.code, error.detail) from error
+
+
+def _task_for(session: Session, store: ArtifactStore, job: Job) -> Task:
+    model = session.get_one(Model, job.model_id)
+    dataset = session.get_one(Dataset, model.dataset_id)
+    kind = JobKind(job.kind)
+    changes: Json | None = None
+    compared: Json | None = None
+    version: Version | None = None
+    match kind:
+        case JobKind.EDIT:
+            version, resolved = resolution.resolve(session, store, job)
+            changes = resolved.to_json()
+        case JobKind.FIT_FACTORS | JobKind.RETRAIN:
+            version = resolution.target_version(session, job)
+            if kind is JobKind.RETRAIN:
+                compared = _compared(session, store, version)
+    options: Json = job.request.get("options") or {}
+    seed = options.get("seed", job.request.get("seed"))
+    return Task(
+        kind=kind.value,
+        model_id=model.id,
+        dataset_id=dataset.id,
+        architecture=model.architecture,
+        training=model.training,
+        concepts=version.concepts if version else dataset.concepts,
+        classes=version.classes if version else dataset.classes,
+        snapshot_digest=version.snapshot_digest if version else dataset.snapshot_digest,
+        seed=model.training.get("seed", 0) if seed is None else seed,
+        base=base_version(version) if version else None,
+        changes=changes,
+        options=options,
+        upload_id=(job.request.get("weights") or {}).get("upload"),
+        compared=compared,
+    )
+
+
+def base_version(version: Version) -> BaseVersion:
+    """A version as the compute process needs it."""
+    return BaseVersion(
+        number=version.number,
+        concepts=version.concepts,
+        classes=version.classes,
+        snapshot_digest=version.snapshot_digest,
+        weights_digest=version.weights_digest,
+        factors_digest=version.factors_digest,
+        factors_version=version.factors_version,
+        metrics=version.metrics,
+    )
+
+
+def _compared(session: Session, store: ArtifactStore, edited: Version) -> Json | None:
+    """What a retraining is the reference for, when an edit made the version."""
+    edit = session.scalars(select(Job).where(Job.id == edited.job_id, Job.kind == JobKind.EDIT.value)).one_or_none()
+    base = session.get(Version, (edited.model_id, edited.parent)) if edit and edited.parent is not None else None
+    if edit is None or base is None:
+        return None
+    before, after = (Snapshot.load(store.fetch(version.snapshot_digest)) for version in (base, edited))
+    kept = [base.concepts.index(name) for name in edited.concepts]
+    return {
+        "base": base_version(base),
+        "edited": base_version(edited),
+        "changes": changes_between(before, after, kept).to_json(),
+        "report": edit.report or {},
+    }
+
+
+def changes_between(before: Snapshot, after: Snapshot, kept: list[int]) -> SnapshotChanges:
+    """The changes that lead from one version's data to its child's; the edit's own names may mean other rows today.
+
+    Args:
+        kept: for each concept of ``after``, its index in ``before``; the others were dropped and are unknown in
+            added rows.
+    """
+    k = before.concepts.shape[1]
+    _, old, new = np.intersect1d(before.sample_ids, after.sample_ids, assume_unique=True, return_indices=True)
+    rows, columns = np.nonzero(before.concepts[old][:, kept] != after.concepts[new])
+    added = np.setdiff1d(np.arange(len(after)), new)
+    labels = np.full((len(added), k), -1, np.int8)
+    labels[:, kept] = after.concepts[added]
+    return SnapshotChanges(
+        fixes=tuple(
+            (int(after.sample_ids[new[row]]), kept[column], int(after.concepts[new[row], column]))
+            for row, column in zip(rows, columns, strict=True)
+        ),
+        dropped=tuple(sorted(set(range(k)) - set(kept))),
+        removed=tuple(np.setdiff1d(before.sample_ids, after.sample_ids, assume_unique=True).tolist()),
+        added=tuple(
+            AddedSample(
+                int(after.sample_ids[row]), int(after.splits[row]), int(after.classes[row]), tuple(values.tolist())
+            )
+            for row, values in zip(added, labels, strict=True)
+        ),
+    )
