@@ -68,7 +68,7 @@ class RequestContext:
                 log.error(
                     "unhandled_error",
                     error_type=f"{type(error).__module__}.{type(error).__qualname__}",
-                    stack=traceback.format_tb(error.__traceback__),
+                    stack=[f"{at.filename}:{at.lineno} {at.name}" for at in traceback.extract_tb(error.__traceback__)],
                 )
                 if status == 0:
                     await _answer(
