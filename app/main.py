@@ -11,6 +11,7 @@ from app.access import routes as access
 from app.access.dependencies import AuthenticateBodies
 from app.artifacts import ArtifactStore, open_store
 from app.database import make_engine, make_sessions
+from app.datasets import routes as datasets
 from app.edits import routes as edits
 from app.kit import routes as kit
 from app.kit.body_limits import BodyLimits
@@ -22,6 +23,7 @@ from app.ledger import routes as ledger
 from app.queueing import Doorbell, RqDoorbell
 from app.registry import routes as registry
 from app.settings import Settings
+from app.uploads import routes as uploads
 
 
 def create_app(
@@ -69,6 +71,6 @@ def create_app(
         BodyLimits, max_request_bytes=settings.max_request_bytes, max_upload_bytes=settings.max_upload_bytes
     )
     app.add_middleware(RequestContext)
-    for room in (kit, access, registry, edits, ledger):
+    for room in (kit, access, datasets, uploads, registry, edits, ledger):
         app.include_router(room.router)
     return app

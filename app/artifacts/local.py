@@ -16,10 +16,11 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 
-from app.artifacts.store import ArtifactCorrupt, ArtifactMissing
+from app.artifacts.store import ArtifactCorrupt, ArtifactMissing, Source
 
 _CHUNK = 1 << 20
 _IMAGES_PER_FOLDER = 4096
@@ -41,12 +42,15 @@ class LocalArtifactStore:
         for folder in (self._objects, self._images, self._uploads, self._unfinished):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def put(self, source: bytes | Path) -> str:
+    def put(self, source: Source) -> str:
         unfinished = self._new_unfinished()
         try:
             digest = _write(unfinished, source)
-            _finish(unfinished, self._object(digest))
-            _fsync_folder(self._object(digest).parent)
+            target = self._object(digest)
+            target.parent.mkdir(mode=0o700, exist_ok=True)
+            unfinished.replace(target)
+            _fsync_folder(target.parent)
+            _fsync_folder(self._objects)
             return digest
         finally:
             unfinished.unlink(missing_ok=True)
@@ -66,19 +70,7 @@ class LocalArtifactStore:
         _remove([self._object(digest)])
 
     def put_images(self, dataset_id: str, images: Mapping[int, bytes]) -> None:
-        targets = {sample_id: self.image_path(dataset_id, sample_id) for sample_id in images}
-        folders = {path.parent for path in targets.values()}
-        for folder in folders:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            with ThreadPoolExecutor(_FSYNC_THREADS) as pool:
-                for _ in pool.map(lambda item: self._put_file(targets[item[0]], item[1]), images.items()):
-                    pass
-            for folder in {*folders, *(folder.parent for folder in folders), self._images}:
-                _fsync_folder(folder)
-        except BaseException:
-            _remove(targets.values())
-            raise
+        self._put_files({self.image_path(dataset_id, sample_id): data for sample_id, data in images.items()})
 
     def image_path(self, dataset_id: str, sample_id: int) -> Path:
         folder = str(int(sample_id) // _IMAGES_PER_FOLDER)
@@ -91,15 +83,20 @@ class LocalArtifactStore:
         for path in _files_before(self._images.glob("*/*/*"), before):
             yield path.parent.parent.name, int(path.name)
 
-    def put_upload(self, upload_id: str, source: bytes | Path) -> None:
-        self._put_file(self.upload_path(upload_id), source)
-        _fsync_folder(self._uploads)
+    def put_upload(self, upload_id: str, source: Source) -> None:
+        self.put_uploads({upload_id: source})
+
+    def put_uploads(self, uploads: Mapping[str, Source]) -> None:
+        self._put_files({self.upload_path(upload_id): source for upload_id, source in uploads.items()})
 
     def upload_path(self, upload_id: str) -> Path:
         return self._uploads / _component(upload_id)
 
     def delete_upload(self, upload_id: str) -> None:
-        _remove([self.upload_path(upload_id)])
+        self.delete_uploads([upload_id])
+
+    def delete_uploads(self, upload_ids: Iterable[str]) -> None:
+        _remove([self.upload_path(upload_id) for upload_id in upload_ids])
 
     def stored_uploads(self, before: datetime) -> Iterator[str]:
         for path in _files_before(self._uploads.iterdir(), before):
@@ -110,11 +107,26 @@ class LocalArtifactStore:
         _remove(abandoned)
         return len(abandoned)
 
-    def _put_file(self, target: Path, source: bytes | Path) -> None:
+    def _put_files(self, sources: Mapping[Path, Source]) -> None:
+        folders = {path.parent for path in sources}
+        for folder in folders:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            with ThreadPoolExecutor(_FSYNC_THREADS) as pool:
+                for _ in pool.map(self._put_file, sources, sources.values()):
+                    pass
+            above = {parent for folder in folders for parent in folder.parents if self.root in parent.parents}
+            for changed in folders | above:
+                _fsync_folder(changed)
+        except BaseException:
+            _remove(sources)
+            raise
+
+    def _put_file(self, target: Path, source: Source) -> None:
         unfinished = self._new_unfinished()
         try:
             _write(unfinished, source)
-            _finish(unfinished, target)
+            unfinished.replace(target)
         finally:
             unfinished.unlink(missing_ok=True)
 
@@ -134,12 +146,12 @@ def _component(name: str) -> str:
     return name
 
 
-def _write(path: Path, source: bytes | Path) -> str:
+def _write(path: Path, source: Source) -> str:
     """Writes and fsyncs a new file; returns the SHA-256 of what was written."""
     digest = hashlib.sha256()
     with path.open("xb", buffering=0) as file:
         os.fchmod(file.fileno(), 0o600)
-        for chunk in [source] if isinstance(source, bytes) else _chunks(source):
+        for chunk in _chunks(source):
             digest.update(chunk)
             rest = memoryview(chunk)
             while rest:
@@ -148,15 +160,13 @@ def _write(path: Path, source: bytes | Path) -> str:
     return digest.hexdigest()
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
+def _chunks(source: Source) -> Iterator[bytes]:
+    if isinstance(source, bytes):
+        yield source
+        return
+    with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
         while chunk := file.read(_CHUNK):
             yield chunk
-
-
-def _finish(unfinished: Path, target: Path) -> None:
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    unfinished.replace(target)
 
 
 def _fsync_folder(folder: Path) -> None:

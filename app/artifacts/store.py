@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
+
+Source = bytes | Path | IO[bytes]  # a file object is read from where it stands
 
 
 class ArtifactMissing(Exception):
@@ -23,7 +25,7 @@ class ArtifactStore(Protocol):
     count of references.
     """
 
-    def put(self, source: bytes | Path) -> str:
+    def put(self, source: Source) -> str:
         """Stores bytes (or a copy of a file) and returns their SHA-256 in hex; storing twice is storing once."""
         ...
 
@@ -56,8 +58,12 @@ class ArtifactStore(Protocol):
         """Data set and row of every stored image written before ``before``, in no order."""
         ...
 
-    def put_upload(self, upload_id: str, source: bytes | Path) -> None:
+    def put_upload(self, upload_id: str, source: Source) -> None:
         """Stores a file that a later request will use."""
+        ...
+
+    def put_uploads(self, uploads: Mapping[str, Source]) -> None:
+        """Stores many uploads, all or none."""
         ...
 
     def upload_path(self, upload_id: str) -> Path:
@@ -66,6 +72,10 @@ class ArtifactStore(Protocol):
 
     def delete_upload(self, upload_id: str) -> None:
         """Removes an upload's bytes; removing what is not there is no error."""
+        ...
+
+    def delete_uploads(self, upload_ids: Iterable[str]) -> None:
+        """Removes the bytes of many uploads."""
         ...
 
     def stored_uploads(self, before: datetime) -> Iterator[str]:

@@ -17,6 +17,7 @@ from typing import IO, Any, Protocol
 
 from app.datasets.images import ImageLimits, ImageRefused
 from app.datasets.problems import INVALID_ARCHIVE
+from app.datasets.report import ManifestErrorCode
 from app.kit.problems import PAYLOAD_TOO_LARGE, Problem
 from app.uploads.multipart import MultipartForm, Part
 
@@ -67,7 +68,9 @@ class PartImages:
     def read(self, name: str) -> bytes:
         part = self._parts[name]
         if part.size > self._limits.max_bytes:
-            raise ImageRefused("oversized_image", f"An image file may have at most {self._limits.max_bytes} bytes.")
+            raise ImageRefused(
+                ManifestErrorCode.OVERSIZED_IMAGE, f"An image file may have at most {self._limits.max_bytes} bytes."
+            )
         return self._form.read(part)
 
 
@@ -148,13 +151,15 @@ class ZipImages:
     def read(self, name: str) -> bytes:
         member = self._members[name]
         if member.file_size > self._limits.max_bytes:
-            raise ImageRefused("oversized_image", f"An image file may have at most {self._limits.max_bytes} bytes.")
+            raise ImageRefused(
+                ManifestErrorCode.OVERSIZED_IMAGE, f"An image file may have at most {self._limits.max_bytes} bytes."
+            )
         try:
             # A member never yields more than the directory says, whatever its stream holds.
             with self._lock, self._zip.open(member) as file:
                 return file.read(self._limits.max_bytes + 1)
         except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError) as error:
-            raise ImageRefused("undecodable_image", "The member is damaged.") from error
+            raise ImageRefused(ManifestErrorCode.UNDECODABLE_IMAGE, "The member is damaged.") from error
 
 
 def is_zip(head: bytes) -> bool:

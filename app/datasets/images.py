@@ -12,6 +12,7 @@ from io import BytesIO
 
 from PIL import Image
 
+from app.datasets.report import ManifestErrorCode
 from app.settings import Settings
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
@@ -39,9 +40,9 @@ class ImageLimits:
 
 
 class ImageRefused(Exception):
-    """Bytes that are no image for training; ``code`` is one of the codes of bad rows."""
+    """Bytes that are no image for training."""
 
-    def __init__(self, code: str, detail: str) -> None:
+    def __init__(self, code: ManifestErrorCode, detail: str) -> None:
         super().__init__(detail)
         self.code = code
         self.detail = detail
@@ -56,7 +57,9 @@ def check_image(data: bytes, limits: ImageLimits) -> None:
             not a complete PNG, JPEG, WebP or BMP.
     """
     if len(data) > limits.max_bytes:
-        raise ImageRefused("oversized_image", f"An image file may have at most {limits.max_bytes} bytes.")
+        raise ImageRefused(
+            ManifestErrorCode.OVERSIZED_IMAGE, f"An image file may have at most {limits.max_bytes} bytes."
+        )
     try:
         with Image.open(BytesIO(data), formats=FORMATS) as image:
             _check_declared(image, limits)
@@ -65,15 +68,19 @@ def check_image(data: bytes, limits: ImageLimits) -> None:
     except ImageRefused:
         raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise ImageRefused("oversized_image", "The image declares too many pixels.") from error
+        raise ImageRefused(ManifestErrorCode.OVERSIZED_IMAGE, "The image declares too many pixels.") from error
     except Exception as error:  # decoders fail on hostile bytes with nearly every built-in exception
-        raise ImageRefused("undecodable_image", "The file is not a complete PNG, JPEG, WebP or BMP image.") from error
+        raise ImageRefused(
+            ManifestErrorCode.UNDECODABLE_IMAGE, "The file is not a complete PNG, JPEG, WebP or BMP image."
+        ) from error
     if not complete:
-        raise ImageRefused("undecodable_image", "The PNG file ends before its last chunk.")
+        raise ImageRefused(ManifestErrorCode.UNDECODABLE_IMAGE, "The PNG file ends before its last chunk.")
 
 
 def _check_declared(image: Image.Image, limits: ImageLimits) -> None:
     if image.width * image.height > limits.max_pixels:
-        raise ImageRefused("oversized_image", f"An image may have at most {limits.max_pixels} pixels.")
+        raise ImageRefused(ManifestErrorCode.OVERSIZED_IMAGE, f"An image may have at most {limits.max_pixels} pixels.")
     if image.mode in _DEEP_MODES:
-        raise ImageRefused("unsupported_pixels", "Only 8 bits a channel are read; convert the image first.")
+        raise ImageRefused(
+            ManifestErrorCode.UNSUPPORTED_PIXELS, "Only 8 bits a channel are read; convert the image first."
+        )

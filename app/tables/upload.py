@@ -3,7 +3,7 @@ from __future__ import annotations
 import uuid
 from datetime import datetime
 
-from sqlalchemy import CheckConstraint, ForeignKey
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.tables.base import Base, CreatedAt
@@ -18,7 +18,7 @@ class Upload(Base):
     id: Mapped[str] = mapped_column(primary_key=True)  # "up-" and random letters
     kind: Mapped[str]
     sha256: Mapped[str]
-    bytes: Mapped[int]
+    bytes: Mapped[int] = mapped_column(BigInteger)
     created_by: Mapped[uuid.UUID] = mapped_column(ForeignKey("api_keys.id"))
     created_at: Mapped[CreatedAt]
     expires_at: Mapped[datetime]

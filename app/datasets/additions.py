@@ -1,0 +1,164 @@
+"""Rows that an edit adds: staged when it is accepted, settled when it succeeds, discarded when it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+from uuid import UUID
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from app.artifacts import ArtifactStore, on_commit, on_rollback
+from app.datasets import repository
+from app.datasets.intake import ImageFacts, image_batches
+from app.datasets.names import is_key, is_subject
+from app.datasets.problems import SAMPLE_EXISTS, UNKNOWN_UPLOAD
+from app.datasets.snapshots import SPLITS, UNKNOWN, AddedSample
+from app.kit.problems import INVALID_REQUEST, Problem
+from app.tables import Dataset, Job, Sample, Upload
+
+NewSample = TypedDict(
+    "NewSample",
+    {
+        "key": str,
+        "class": str,
+        "concepts": Mapping[str, int | None],
+        "split": str,
+        "subject": str | None,
+        "upload": str,
+    },
+)
+"""A row to add. Concepts of the data set that are not named are unknown."""
+
+
+def stage_added_samples(
+    session: Session, store: ArtifactStore, dataset: Dataset, items: Sequence[NewSample], job_id: UUID
+) -> list[AddedSample]:
+    """Makes rows that belong to the job until it ends, with the images of their uploads, which are used up.
+
+    The job's row must be flushed: uploads have to be of its creator. The files follow the transaction.
+
+    Returns:
+        The rows in the order of ``items``; their concepts are those of the data set, which a version may have fewer of.
+
+    Raises:
+        Problem: ``invalid_request`` (keys, subjects, names of classes, concepts and splits), ``sample_exists`` or
+            ``unknown_upload``; ``errors`` give the ``item``, counted from 0, and a code.
+    """
+    _check_names(dataset, items)
+    _check_keys(session, dataset, items)
+    uploads = _use_uploads(session, items, job_id)
+    subjects = repository.upsert_subjects(session, (item["subject"] for item in items if item["subject"] is not None))
+    ids = repository.reserve_sample_ids(session, len(items))
+    on_rollback(session, lambda: store.delete_images(dataset.id, ids))
+    names = [item["upload"] for item in items]
+    for batch in image_batches(ids, names, uploads):
+        images = {sample_id: store.upload_path(name).read_bytes() for sample_id, name in batch.items()}
+        store.put_images(dataset.id, images)
+    on_commit(session, lambda: store.delete_uploads(names))
+    added = [
+        AddedSample(
+            sample_id,
+            SPLITS.index(item["split"]),
+            dataset.classes.index(item["class"]),
+            tuple(UNKNOWN if (label := item["concepts"].get(name)) is None else label for name in dataset.concepts),
+        )
+        for sample_id, item in zip(ids, items, strict=True)
+    ]
+    try:
+        repository.insert_samples(
+            session,
+            (
+                {
+                    "id": row.sample_id,
+                    "dataset_id": dataset.id,
+                    "key": item["key"],
+                    "split": item["split"],
+                    "class_index": row.class_index,
+                    "concepts": [None if label == UNKNOWN else label for label in row.concepts],
+                    "subject_id": None if item["subject"] is None else subjects[item["subject"]],
+                    "image_sha256": uploads[item["upload"]].sha256,
+                    "image_bytes": uploads[item["upload"]].size,
+                    "pending_job_id": job_id,
+                }
+                for row, item in zip(added, items, strict=True)
+            ),
+        )
+    except IntegrityError as error:  # somebody else added one of the keys since they were looked up
+        raise Problem(SAMPLE_EXISTS, "A sample with one of the keys was added just now.") from error
+    return added
+
+
+def settle_added_samples(session: Session, job_id: UUID) -> None:
+    """Makes the job's rows rows of the data set like all others."""
+    session.execute(update(Sample).where(Sample.pending_job_id == job_id).values(pending_job_id=None))
+
+
+def discard_added_samples(session: Session, store: ArtifactStore, job_id: UUID) -> int:
+    """Deletes the rows that only the job names, subjects that nothing else names, and, after the commit, the images.
+
+    Returns the number of rows.
+    """
+    gone = session.execute(
+        delete(Sample).where(Sample.pending_job_id == job_id).returning(Sample.dataset_id, Sample.id, Sample.subject_id)
+    ).all()
+    if gone:
+        dataset_id, ids = gone[0].dataset_id, [row.id for row in gone]
+        repository.delete_subjects_without_rows(session, {row.subject_id for row in gone if row.subject_id is not None})
+        on_commit(session, lambda: store.delete_images(dataset_id, ids))
+    return len(gone)
+
+
+def _check_names(dataset: Dataset, items: Sequence[NewSample]) -> None:
+    classes, concepts = set(dataset.classes), set(dataset.concepts)
+    errors: list[dict[str, Any]] = []
+    for number, item in enumerate(items):
+        found = [
+            ("invalid_key", is_key(item["key"])),
+            ("unknown_class", item["class"] in classes),
+            ("unknown_concept", concepts.issuperset(item["concepts"])),
+            ("label_not_0_1_unknown", all(label in (0, 1, None) for label in item["concepts"].values())),
+            ("unknown_split", item["split"] in SPLITS),
+            ("invalid_subject", item["subject"] is None or is_subject(item["subject"])),
+        ]
+        errors += [{"item": number, "code": code} for code, good in found if not good]
+    if errors:
+        raise Problem(INVALID_REQUEST, f"{len(errors)} places of samples to add are not valid.", errors=errors)
+
+
+def _check_keys(session: Session, dataset: Dataset, items: Sequence[NewSample]) -> None:
+    taken = repository.existing_keys(session, dataset.id, [item["key"] for item in items])
+    errors = []
+    for number, item in enumerate(items):
+        if item["key"] in taken:
+            errors.append({"item": number, "code": "sample_exists"})
+        taken.add(item["key"])
+    if errors:
+        raise Problem(SAMPLE_EXISTS, f"{len(errors)} samples have keys that are taken.", errors=errors)
+
+
+def _use_uploads(session: Session, items: Sequence[NewSample], job_id: UUID) -> dict[str, ImageFacts]:
+    """Takes the uploads' rows away, so that nobody else can use them."""
+    owner = select(Job.created_by).where(Job.id == job_id).scalar_subquery()
+    used = session.execute(
+        delete(Upload)
+        .where(
+            repository.among(Upload.id, [item["upload"] for item in items]),
+            Upload.kind == "image",
+            Upload.created_by == owner,
+            Upload.expires_at > func.now(),
+        )
+        .returning(Upload.id, Upload.sha256, Upload.bytes)
+    ).tuples()
+    uploads = {upload_id: ImageFacts(sha256, size) for upload_id, sha256, size in used}
+    unused = set(uploads)
+    errors = []
+    for number, item in enumerate(items):
+        if item["upload"] not in unused:
+            errors.append({"item": number, "code": "unknown_upload"})
+        unused.discard(item["upload"])
+    if errors:
+        raise Problem(UNKNOWN_UPLOAD, f"{len(errors)} samples name uploads that cannot be used.", errors=errors)
+    return uploads
