@@ -41,7 +41,7 @@ OWNER = """
 import json, os, sys
 from pathlib import Path
 from app.embedded import EmbeddedServers
-with EmbeddedServers(Path(sys.argv[1])) as servers:
+with EmbeddedServers(Path(sys.argv[1]), durable=sys.argv[2] == "True") as servers:
     sys.stdout.write(json.dumps([servers.database_url, servers.redis_url, os.geteuid()]) + "\\n")
     sys.stdout.flush()
     sys.stdin.read()
@@ -94,9 +94,9 @@ def connected(urls: ServerURLs | EmbeddedServers) -> Iterator[Client]:
 class Owner:
     """Another process that owns embedded servers until it is told to stop or killed."""
 
-    def __init__(self, data_dir: Path, prefix: tuple[str, ...] = ()) -> None:
+    def __init__(self, data_dir: Path, durable: bool, prefix: tuple[str, ...]) -> None:
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-c", OWNER, str(data_dir)],
+            [*prefix, sys.executable, "-c", OWNER, str(data_dir), str(durable)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -124,8 +124,8 @@ class Owner:
 
 
 @contextmanager
-def owner_of(data_dir: Path, prefix: tuple[str, ...] = ()) -> Iterator[Owner]:
-    owner = Owner(data_dir, prefix)
+def owner_of(data_dir: Path, *, durable: bool = True, prefix: tuple[str, ...] = ()) -> Iterator[Owner]:
+    owner = Owner(data_dir, durable, prefix)
     try:
         yield owner
     finally:
@@ -255,7 +255,7 @@ def test_a_process_id_reused_by_a_stranger_does_not_block_the_start(data_dir: Pa
 
 def test_a_kill_while_the_cluster_is_made_leaves_nothing_that_looks_finished(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
-    with owner_of(data_dir) as owner:
+    with owner_of(data_dir, durable=False) as owner:
         wait_until(lambda: list(data_dir.glob("postgres.new-*/PG_VERSION")), message="initdb did not begin")
         owner.kill()
     assert not (data_dir / "postgres").exists()
@@ -289,7 +289,7 @@ def test_an_ordinary_user_needs_no_namespace_and_no_root(tmp_path: Path) -> None
         os.chown(directory, uid, -1)
         os.chown(data_dir, uid, -1)
         for run in (1, 2):
-            with owner_of(data_dir, prefix) as owner:
+            with owner_of(data_dir, durable=False, prefix=prefix) as owner:
                 with connected(owner.urls()) as client:
                     client.write(run)
                     assert client.written() == (list(range(1, run + 1)),) * 2
