@@ -1,0 +1,1 @@
+"""The whole road on real images, as a client travels it."""
