@@ -180,6 +180,7 @@ def _settle(worker: Worker, claim: Claim, lease: Lease, end: End) -> bool:
     """
     if isinstance(end, Finished):
         lease.report(Progress("publishing", 0, 1))
+    lease.flush()
     while not isinstance(end, Lost):
         try:
             with worker.sessions.begin() as session:

@@ -20,7 +20,7 @@ from worker.process import Progress
 
 LOOK_SECONDS = 0.5  # how late a cancellation may be noticed
 PROGRESS_SECONDS = 0.2  # numbers within a stage are written no more often than this
-JOIN_SECONDS = 1.0
+FLUSH_SECONDS = JOIN_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
 
@@ -57,7 +57,7 @@ class Lease:
     ) -> None:
         with self._changed:
             self._stopping = True
-            self._changed.notify()
+            self._changed.notify_all()
         # One stuck in a dead connection is left behind: its statements are fenced like any other's.
         self._thread.join(JOIN_SECONDS)
 
@@ -80,7 +80,12 @@ class Lease:
             elif progress.done < previous.done:
                 return
             self._latest = progress
-            self._changed.notify()
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Wait until the last stage is written, but never long for a database that does not answer."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._stages or self._taken, FLUSH_SECONDS)
 
     def _keep(self) -> None:
         while self._wait_for_work():
@@ -92,6 +97,8 @@ class Lease:
                 with self._changed:
                     self._changed.wait_for(lambda: self._stopping, LOOK_SECONDS)
             if self._taken:
+                with self._changed:
+                    self._changed.notify_all()
                 return
 
     def _wait_for_work(self) -> bool:
@@ -129,6 +136,7 @@ class Lease:
         with self._changed:
             for _ in stages:
                 self._stages.popleft()
+            self._changed.notify_all()
 
     def _renewal(self, progress: Progress | None) -> ReturningUpdate[bool]:
         values: dict[str, Any] = {"lease_expires_at": func.now() + timedelta(seconds=self._lease_seconds)}

@@ -103,9 +103,10 @@ class Sweeper:
 def _forgotten_heads(session: Session) -> Sequence[UUID]:
     """The head of each line without a running job: either a ring for it still waits, or none will come."""
     running = aliased(Job)
-    return session.scalars(
-        select(Job.id)
+    place = func.row_number().over(partition_by=Job.model_id, order_by=(Job.priority.desc(), Job.seq))
+    resting = (
+        select(Job.id, Job.seq, place.label("place"))
         .where(Job.state == "queued", ~exists().where(running.model_id == Job.model_id, running.state == "running"))
-        .distinct(Job.model_id)
-        .order_by(Job.model_id, Job.priority.desc(), Job.seq)
-    ).all()
+        .subquery()
+    )
+    return session.scalars(select(resting.c.id).where(resting.c.place == 1).order_by(resting.c.seq)).all()

@@ -1,0 +1,13 @@
+"""``python -m tests.worker.start EXECUTOR``: a real worker, as configured by the environment, with another executor."""
+
+from __future__ import annotations
+
+import sys
+
+from app.settings import Settings
+from worker.main import run, set_up_logging
+
+if __name__ == "__main__":
+    set_up_logging()
+    run(Settings(), executor=sys.argv[1])
+    sys.stderr.write(f"torch in the parent: {'torch' in sys.modules}\n")

@@ -1,0 +1,251 @@
+"""A database with models and jobs, and real worker processes on it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+from sqlalchemy import select
+
+from app.access.callers import Caller
+from app.access.rules import Role
+from app.artifacts import open_store
+from app.database import make_engine, make_sessions
+from app.datasets.snapshots import Snapshot
+from app.edits import line, service
+from app.edits.kinds import JobKind
+from app.queueing import RqDoorbell
+from app.settings import Settings
+from app.tables import ApiKey, Dataset, Job, JobEvent, LedgerEntry, Model, Sample, Version
+from tests.waiting import Found, wait_until
+
+CONCEPTS = ["stroke", "loop", "corner"]
+PROJECT = Path(__file__).parents[2]
+START_SECONDS = 30.0  # generous: other tests may hold both cores
+
+
+class WorkerProcess:
+    """``python -m tests.worker.start`` in a session of its own, its log in a file."""
+
+    def __init__(self, environment: dict[str, str], executor: str, log: Path) -> None:
+        self._log = log
+        with log.open("ab") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.worker.start", f"tests.worker.computations.{executor}"],
+                env=environment,
+                cwd=PROJECT,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def kill(self) -> None:
+        """SIGKILL the parent alone."""
+        self.process.kill()
+        self.process.wait(10)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def exit_status(self, timeout: float = START_SECONDS) -> int:
+        return self.process.wait(timeout)
+
+
+class Workshop:
+    """Everything a test of the queue touches: rows, store, doorbell and workers."""
+
+    def __init__(self, settings: Settings, stage: Path) -> None:
+        assert settings.database_url
+        assert settings.redis_url
+        self.settings = settings
+        self.stage = stage
+        self.engine = make_engine(settings.database_url)
+        self.sessions = make_sessions(self.engine)
+        self.store = open_store(settings)
+        self.doorbell = RqDoorbell(settings.redis_url, settings.queue_name)
+        self._workers: list[WorkerProcess] = []
+        with self.sessions.begin() as session:
+            key = ApiKey(name="tests", role="admin", prefix="tests", secret_sha256="0" * 64)
+            session.add(key)
+            session.flush()
+            self.key_id = key.id
+        self._add_dataset()
+
+    def close(self) -> None:
+        for worker in self._workers:
+            if worker.process.poll() is None:
+                worker.kill()
+        self.doorbell.close()
+        self.engine.dispose()
+
+    def worker(self, executor: str = "compute", **settings: Any) -> WorkerProcess:
+        """Start a worker; ``settings`` differ from the workshop's."""
+        chosen = self.settings.model_copy(update=settings).model_dump(mode="json")
+        names = {f"MODELMEND_{name.upper()}": str(value) for name, value in chosen.items()}
+        environment = os.environ | names | {"MODELMEND_TEST_STAGE": str(self.stage)}
+        worker = WorkerProcess(environment, executor, self.stage / f"worker-{len(self._workers)}.log")
+        self._workers.append(worker)
+        return worker
+
+    def logs(self) -> str:
+        """The logs of all workers, for a failing test."""
+        return "\n".join(worker.log() for worker in self._workers)
+
+    def add_model(self, model_id: str) -> str:
+        """A model whose first version has no parent."""
+        with self.sessions.begin() as session:
+            dataset = session.get_one(Dataset, "glyphs")
+            session.add(
+                Model(
+                    id=model_id,
+                    title=model_id,
+                    dataset_id=dataset.id,
+                    architecture={"name": "small_conv"},
+                    training={"seed": 7},
+                    created_by=self.key_id,
+                )
+            )
+            session.flush()
+            job = line.join(
+                session,
+                model_id=model_id,
+                dataset_id=dataset.id,
+                kind=JobKind.TRAIN,
+                request={},
+                created_by=self.key_id,
+            )
+            job.state = "succeeded"
+            session.add(
+                Version(
+                    model_id=model_id,
+                    number=1,
+                    job_id=job.id,
+                    concepts=dataset.concepts,
+                    classes=dataset.classes,
+                    snapshot_digest=dataset.snapshot_digest,
+                    weights_digest=self.store.put(b"weights"),
+                    metrics={},
+                    code_version="0",
+                )
+            )
+            session.get_one(Model, model_id).latest_version = 1
+        return model_id
+
+    def queue_edit(self, model_id: str, *, priority: int = 0, value: int = 1) -> UUID:
+        """Put an edit into the line without ringing."""
+        request = {
+            "operations": [
+                {
+                    "op": "fix_concept_labels",
+                    "labels": [{"sample": "a", "concept": "stroke", "value": value}],
+                }
+            ],
+        }
+        with self.sessions.begin() as session:
+            job = line.join(
+                session,
+                model_id=model_id,
+                dataset_id="glyphs",
+                kind=JobKind.EDIT,
+                request=request,
+                created_by=self.key_id,
+            )
+            job.priority = priority
+            return job.id
+
+    def ask_for_edit(self, model_id: str) -> UUID:
+        """Queue an edit and ring, as the API does."""
+        job_id = self.queue_edit(model_id)
+        self.doorbell.ring(job_id)
+        return job_id
+
+    def cancel(self, job_id: UUID) -> None:
+        """As the API does."""
+        with self.sessions.begin() as session:
+            job = session.get_one(Job, job_id, with_for_update=True)
+            service.cancel(session, self.store, Caller(self.key_id, Role.ADMIN, None), job)
+
+    def job(self, job_id: UUID) -> Job:
+        with self.sessions() as session:
+            return session.get_one(Job, job_id)
+
+    def versions(self, model_id: str) -> Sequence[Version]:
+        with self.sessions() as session:
+            return session.scalars(select(Version).where(Version.model_id == model_id).order_by(Version.number)).all()
+
+    def events(self, job_id: UUID) -> list[str]:
+        with self.sessions() as session:
+            return list(session.scalars(select(JobEvent.kind).where(JobEvent.job_id == job_id).order_by(JobEvent.id)))
+
+    def ledger(self, job_id: UUID) -> list[str]:
+        with self.sessions() as session:
+            return list(
+                session.scalars(select(LedgerEntry.kind).where(LedgerEntry.job_id == job_id).order_by(LedgerEntry.seq))
+            )
+
+    def wait_for_state(self, job_id: UUID, *states: str, timeout: float = START_SECONDS) -> Job:
+        def reached() -> Job | None:
+            job = self.job(job_id)
+            return job if job.state in states else None
+
+        job = self.wait(reached, timeout, f"the job is not {' or '.join(states)}")
+        assert job
+        return job
+
+    def wait(self, predicate: Callable[[], Found], timeout: float = START_SECONDS, message: str = "not yet") -> Found:
+        """``wait_until``, and the workers' logs when it does not come about."""
+        try:
+            return wait_until(predicate, timeout, message)
+        except TimeoutError as error:
+            raise AssertionError(f"{error}\n{self.logs()}") from None
+
+    def _add_dataset(self) -> None:
+        with self.sessions.begin() as session:
+            rows = [("a", "train"), ("b", "train"), ("c", "calibration"), ("d", "test")]
+            session.add(
+                Dataset(
+                    id="glyphs",
+                    title="glyphs",
+                    concepts=CONCEPTS,
+                    classes=["one", "two"],
+                    snapshot_digest="",
+                    counts={},
+                    created_by=self.key_id,
+                )
+            )
+            session.flush()
+            samples = [
+                Sample(
+                    dataset_id="glyphs",
+                    key=key,
+                    split=split,
+                    class_index=0,
+                    concepts=[0, 0, 1],
+                    image_sha256="0" * 64,
+                    image_bytes=1,
+                )
+                for key, split in rows
+            ]
+            session.add_all(samples)
+            session.flush()
+            snapshot = Snapshot(
+                np.array([sample.id for sample in samples], np.int64),
+                np.array([0, 0, 1, 2], np.int8),
+                np.zeros(4, np.int32),
+                np.array([[0, 0, 1]] * 4, np.int8),
+            )
+            session.get_one(Dataset, "glyphs").snapshot_digest = self.store.put(snapshot.to_bytes())
