@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import UUID
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from app.artifacts import ArtifactStore, on_commit
+from app.artifacts import ArtifactStore
+from app.datasets.additions import discard_added_samples, settle_added_samples
 from app.edits import line
-from app.edits.kinds import JobKind
 from app.edits.states import JobState, require_transition
 from app.ledger import service as ledger
 from app.ledger.kinds import LedgerKind
-from app.tables import Dataset, Job, Model, Sample, Version
+from app.tables import Dataset, Job, Model, Version
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def publish(session: Session, job_id: UUID, attempt: int, *, new: NewVersion, re
     model.latest_version = number
     job.result_version = number
     session.flush()
-    session.execute(update(Sample).where(Sample.pending_job_id == job.id).values(pending_job_id=None))
+    settle_added_samples(session, job.id)
     ledger.append(
         session,
         LedgerKind.VERSION_PUBLISHED,
@@ -134,7 +134,7 @@ def fail(
     job = _end(session, job_id, attempt, JobState.FAILED, error={"code": code, "detail": detail}, report=report)
     if job is None:
         return False
-    discard_added(session, store, job)
+    discard_added_samples(session, store, job.id)
     line.record(session, job, "failed", payload={"code": code})
     return True
 
@@ -144,21 +144,9 @@ def confirm_cancelled(session: Session, store: ArtifactStore, job_id: UUID, atte
     job = _end(session, job_id, attempt, JobState.CANCELLED)
     if job is None:
         return False
-    discard_added(session, store, job)
+    discard_added_samples(session, store, job.id)
     line.record(session, job, "cancelled")
     return True
-
-
-def discard_added(session: Session, store: ArtifactStore, job: Job) -> None:
-    """Delete the rows that only ``job`` named, and their images once this is committed."""
-    if job.kind != JobKind.EDIT:
-        return
-    gone = session.execute(
-        delete(Sample).where(Sample.pending_job_id == job.id).returning(Sample.dataset_id, Sample.id)
-    ).all()
-    if gone:
-        dataset_id, ids = gone[0][0], [sample_id for _, sample_id in gone]
-        on_commit(session, lambda: store.delete_images(dataset_id, ids))
 
 
 def _locked_model(session: Session, job_id: UUID) -> Model:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from uuid import UUID
 
 import numpy as np
-from sqlalchemy import ARRAY, ColumnElement, String, any_, func, literal, select
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
 from app.artifacts import ArtifactStore
+from app.datasets.repository import among
 from app.datasets.snapshots import SPLITS, UNKNOWN, AddedSample, Snapshot, SnapshotChanges
 from app.edits.findings import Code, Finding, Findings
 from app.edits.schemas import AddSamples, DropConcepts, EditRequest, FixConceptLabels, NewSample, RemoveSamples
@@ -122,14 +123,14 @@ class _Names:
         keys = {label.sample for _, fix in request.named(FixConceptLabels) for label in fix.labels}
         keys |= {key for _, removal in request.named(RemoveSamples) for key in removal.samples}
         references = {name for _, removal in request.named(RemoveSamples) for name in removal.subjects}
-        found = select(Sample.key, Sample.id).where(Sample.dataset_id == dataset_id, _among(Sample.key, keys))
-        self.ids: dict[str, int] = dict(session.execute(found).tuples().all()) if keys else {}
+        found = select(Sample.key, Sample.id).where(Sample.dataset_id == dataset_id, among(Sample.key, keys))
+        self.ids: dict[str, int] = dict(session.execute(found).all()) if keys else {}
         self.subject_rows: dict[str, list[int]] = {}
         if references:
             rows = select(Subject.reference, Sample.id).outerjoin(
                 Sample, (Sample.subject_id == Subject.id) & (Sample.dataset_id == dataset_id)
             )
-            for reference, sample_id in session.execute(rows.where(_among(Subject.reference, references))).tuples():
+            for reference, sample_id in session.execute(rows.where(among(Subject.reference, references))):
                 ids = self.subject_rows.setdefault(reference, [])
                 if sample_id is not None:
                     ids.append(sample_id)
@@ -146,11 +147,6 @@ class _Names:
         else:
             return sample_id
         return None
-
-
-def _among(column: InstrumentedAttribute[str], values: Collection[str]) -> ColumnElement[bool]:
-    """One array parameter: an IN list would need one for each value, and a statement has at most 65,535."""
-    return column == any_(literal(list(values), ARRAY(String)))
 
 
 def _positions(snapshot: Snapshot, ids: Collection[int]) -> dict[int, int]:
@@ -245,9 +241,9 @@ def _check_keys_and_uploads(
     if not new:
         return
     keys = {sample.key for *_, sample in new}
-    taken = set(session.scalars(select(Sample.key).where(Sample.dataset_id == dataset_id, _among(Sample.key, keys))))
+    taken = set(session.scalars(select(Sample.key).where(Sample.dataset_id == dataset_id, among(Sample.key, keys))))
     waiting = select(Upload.id).where(
-        _among(Upload.id, {sample.upload for *_, sample in new}),
+        among(Upload.id, {sample.upload for *_, sample in new}),
         Upload.kind == "image",
         Upload.expires_at > func.now(),
     )

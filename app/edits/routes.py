@@ -100,7 +100,7 @@ def create_edit(
             claim = claim_key(session, caller_id=caller.key_id, key=key, payload_sha256=digest)
             if (replay := claim.replay()) is not None:
                 return replay
-        version, resolution = check_edit(
+        checked = version, resolution = check_edit(
             session,
             services.store,
             caller,
@@ -112,7 +112,7 @@ def create_edit(
         if validate_only:
             return JSONResponse(EditCheck(base_version=version.number, counts=resolution.counts).model_dump())
         bind = version.number if if_match is not None else body.base_version
-        job = queue_edit(session, caller, model, body, resolution, bind=bind)
+        job = queue_edit(session, services.store, caller, model, body, checked=checked, bind=bind)
         answer = accepted(job)
         claim.record(session, answer)
     services.doorbell.ring(job.id)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
+from app.datasets.names import is_key, is_subject
 from app.kit.schemas import Name, RequestBody, SampleKey, SubjectReference, VersionNumber
 
 MAX_OPERATIONS = 100
@@ -17,6 +18,18 @@ def _label(value: Any) -> Any:
     if value is None or (type(value) is int and value in (0, 1)):
         return value
     raise PydanticCustomError("label_not_0_1_unknown", "A label is 0, 1, or null for unknown.")
+
+
+def _new_key(key: str) -> str:
+    if not is_key(key):
+        raise PydanticCustomError("invalid_key", "A key has 1 to 200 characters, no control characters and no slash.")
+    return key
+
+
+def _new_subject(reference: str) -> str:
+    if not is_subject(reference):
+        raise PydanticCustomError("invalid_subject", "A reference has 1 to 200 characters, none of them control.")
+    return reference
 
 
 Label = Annotated[Literal[0, 1] | None, BeforeValidator(_label)]
@@ -64,11 +77,11 @@ class RemoveSamples(RequestBody):
 class NewSample(RequestBody):
     """A row to add. Concepts that are not named are unknown; ``upload`` is an image sent to ``/uploads`` before."""
 
-    key: SampleKey
+    key: Annotated[str, AfterValidator(_new_key)]
     class_: Name = Field(alias="class")
     concepts: dict[Name, Label] = Field(default={})
     split: Literal["train", "calibration", "test"] = "train"
-    subject: SubjectReference | None = None
+    subject: Annotated[str, AfterValidator(_new_subject)] | None = None
     upload: UploadId
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import cast
 from uuid import UUID
 
 from sqlalchemy import func, select
@@ -10,19 +11,19 @@ from sqlalchemy.orm import Session
 
 from app.access.callers import Caller
 from app.artifacts import ArtifactStore
+from app.datasets.additions import NewSample, discard_added_samples, stage_added_samples
 from app.edits import line
 from app.edits.findings import Code, Finding
 from app.edits.kinds import JobKind
-from app.edits.outcomes import discard_added
 from app.edits.resolution import Resolution, examine
-from app.edits.schemas import EditRequest, FactorsRequest, RetrainingRequest
+from app.edits.schemas import AddSamples, EditRequest, FactorsRequest, RetrainingRequest
 from app.edits.states import FINAL, JobState, require_transition
 from app.kit.etags import require_match
 from app.kit.problem_handlers import MAX_ERRORS
 from app.kit.problems import INVALID_REQUEST, NOT_FOUND, Problem, register_problem_type
 from app.registry.lookup import newest_version
 from app.registry.schemas import etag_of
-from app.tables import Job, Model, Version
+from app.tables import Dataset, Job, Model, Version
 
 INVALID_EDIT = register_problem_type(
     "invalid_edit",
@@ -64,28 +65,42 @@ def check_edit(
 
 
 def queue_edit(
-    session: Session, caller: Caller, model: Model, request: EditRequest, resolution: Resolution, *, bind: int | None
+    session: Session,
+    store: ArtifactStore,
+    caller: Caller,
+    model: Model,
+    request: EditRequest,
+    *,
+    checked: tuple[Version, Resolution],
+    bind: int | None,
 ) -> Job:
-    """Put a checked edit into the line. ``bind`` is the base version that the caller insists on."""
-    wanted = request.model_copy(update={"base_version": bind})
-    dropped = resolution.changes.dropped
-    payload: dict[str, Any] = {
-        "operations": [operation.op for operation in request.operations],
-        "counts": resolution.counts,
-        "options": request.options.model_dump(mode="json"),
-    }
-    if dropped:
-        concepts = newest_version(session, model).concepts
-        payload["concepts_dropped"] = [concepts[column] for column in dropped]
-    return line.join(
+    """Put an edit, ``checked`` before, into the line and stage the rows it adds.
+
+    ``bind`` is the base version that the caller insists on.
+    """
+    version, resolution = checked
+    job = line.join(
         session,
         model_id=model.id,
         dataset_id=model.dataset_id,
         kind=JobKind.EDIT,
-        request=wanted.model_dump(mode="json", by_alias=True),
+        request=request.model_copy(update={"base_version": bind}).model_dump(mode="json", by_alias=True),
         created_by=caller.key_id,
-        counts=payload,
+        counts={
+            "operations": [operation.op for operation in request.operations],
+            "counts": resolution.counts,
+            "concepts_dropped": [version.concepts[column] for column in resolution.changes.dropped],
+            "options": request.options.model_dump(mode="json"),
+        },
     )
+    items = [
+        cast(NewSample, sample.model_dump(by_alias=True))
+        for _, operation in request.named(AddSamples)
+        for sample in operation.samples
+    ]
+    if items:
+        stage_added_samples(session, store, session.get_one(Dataset, model.dataset_id), items, job.id)
+    return job
 
 
 def queue_work(
@@ -141,11 +156,11 @@ def cancel(session: Session, store: ArtifactStore, caller: Caller, job: Job) -> 
     job.state = JobState.CANCELLED.value
     job.finished_at = session.execute(select(func.now())).scalar_one()
     session.flush()
-    discard_added(session, store, job)
+    discard_added_samples(session, store, job.id)
     line.record(session, job, "cancelled", actor_ref=caller.actor_ref)
 
 
-def _invalid_edit(findings: Any) -> Problem:
+def _invalid_edit(findings: Sequence[Finding]) -> Problem:
     detail = "1 place is not valid." if len(findings) == 1 else f"{len(findings)} places are not valid."
     return Problem(INVALID_EDIT, detail, errors=[finding.body() for finding in findings[:MAX_ERRORS]])
 

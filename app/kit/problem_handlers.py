@@ -87,11 +87,15 @@ def _place(found: Mapping[str, Any], body: Any) -> dict[str, Any]:
     if message is None:
         harmless = found.get("ctx") is None or kind in _RULE_IN_CONTEXT
         message = str(found["msg"]) if harmless else "The value is not valid here."
-    place = {"pointer": _pointer(rest, body)} if where == "body" else {"parameter": ".".join(map(str, rest))}
+    place = (
+        {"pointer": _pointer(rest, body, missing=kind == "missing")}
+        if where == "body"
+        else {"parameter": ".".join(map(str, rest))}
+    )
     return {**place, "code": "unknown_field" if kind == "extra_forbidden" else kind, "message": message}
 
 
-def _pointer(location: Sequence[str | int], body: Any) -> str:
+def _pointer(location: Sequence[str | int], body: Any, *, missing: bool) -> str:
     """``location`` as a pointer into ``body``: pydantic also lists tags of unions, which are not in the document."""
     segments: list[str | int] = []
     here = body
@@ -102,7 +106,7 @@ def _pointer(location: Sequence[str | int], body: Any) -> str:
             here = here[segment]
         elif isinstance(here, list) and isinstance(segment, int) and segment < len(here):
             here = here[segment]
-        elif depth < len(location) - 1 or not isinstance(here, dict):
+        elif not (missing and depth == len(location) - 1):
             continue
         segments.append(segment)
     return json_pointer(segments)

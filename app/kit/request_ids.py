@@ -18,6 +18,7 @@ from app.kit.logs import log
 from app.kit.problems import INTERNAL_ERROR, MALFORMED_BODY, UNAVAILABLE, Problem
 
 _REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
+_SHOWN_FRAMES = 12
 _ACCEPTED_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
@@ -64,11 +65,14 @@ class RequestContext:
                 if status == 0:
                     await _answer(send_with_id, problem, request_id)
             except Exception as error:
+                frames = traceback.extract_tb(error.__traceback__)
                 # Neither the message nor the arguments are logged: both may repeat what was sent.
                 log.error(
                     "unhandled_error",
                     error_type=f"{type(error).__module__}.{type(error).__qualname__}",
-                    stack=[f"{at.filename}:{at.lineno} {at.name}" for at in traceback.extract_tb(error.__traceback__)],
+                    stack=[
+                        f"{at.filename}:{at.lineno} {at.name}" for at in traceback.extract_tb(error.__traceback__)[-12:]
+                    ],
                 )
                 if status == 0:
                     await _answer(

@@ -10,6 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from app.access.callers import Caller
+from app.datasets.repository import visible_to
 from app.edits import line
 from app.edits.kinds import JobKind
 from app.kit.problems import ALREADY_EXISTS, FORBIDDEN, INVALID_REQUEST, Problem
@@ -32,7 +33,7 @@ def create_model(session: Session, caller: Caller, request: ModelRequest) -> tup
     model_id = request.id or f"model-{secrets.token_hex(4)}"
     if not caller.sees_model(model_id):
         raise Problem(FORBIDDEN, "The key is limited to other models.")
-    dataset = session.get(Dataset, request.dataset)
+    dataset = session.scalar(select(Dataset).where(Dataset.id == request.dataset, visible_to(caller)))
     if dataset is None:
         raise _invalid("/dataset", "unknown_dataset", "There is no such data set.")
     if not all(dataset.counts.values()):
