@@ -55,7 +55,7 @@ def _effects(session: Session) -> _Effects:
         session.info[_KEY] = _Effects()
         event.listen(session, "before_commit", _before_commit)
         event.listen(session, "after_commit", _after_commit)
-        event.listen(session, "after_soft_rollback", _after_rollback)
+        event.listen(session, "after_rollback", _after_rollback)
         event.listen(session, "after_transaction_end", _after_end)
     effects: _Effects = session.info[_KEY]
     return effects
@@ -72,11 +72,13 @@ def _after_commit(session: Session) -> None:
         _run(waiting, "commit")
 
 
-def _after_rollback(session: Session, transaction: SessionTransaction) -> None:
-    if transaction.nested:
+def _after_rollback(session: Session) -> None:
+    """Of a savepoint, which is still the session's innermost here. The outermost transaction comes to its end below."""
+    savepoint = session.get_nested_transaction()
+    if savepoint is not None:
         effects = _effects(session)
-        undone = [effect for effect in effects.waiting if effect.transaction is transaction]
-        effects.waiting = [effect for effect in effects.waiting if effect.transaction is not transaction]
+        undone = [effect for effect in effects.waiting if effect.transaction is savepoint]
+        effects.waiting = [effect for effect in effects.waiting if effect.transaction is not savepoint]
         _run(undone, "rollback")
 
 
