@@ -151,7 +151,7 @@ def _use_uploads(session: Session, items: Sequence[NewSample], job_id: UUID) -> 
             Upload.expires_at > func.now(),
         )
         .returning(Upload.id, Upload.sha256, Upload.bytes)
-    ).tuples()
+    )
     uploads = {upload_id: ImageFacts(sha256, size) for upload_id, sha256, size in used}
     unused = set(uploads)
     errors = []

@@ -61,7 +61,7 @@ def upsert_subjects(session: Session, references: Iterable[str]) -> dict[str, uu
             .order_by(Subject.reference)
             .with_for_update(read=True, key_share=True)
         )
-        found |= dict(session.execute(held).tuples().all())
+        found |= dict(session.execute(held).all())
     return found
 
 
@@ -87,4 +87,4 @@ def existing_keys(session: Session, dataset_id: str, keys: Collection[str]) -> s
 def subject_references(session: Session, samples: Sequence[Sample]) -> dict[uuid.UUID, str]:
     """References of the samples' subjects by id."""
     ids = {sample.subject_id for sample in samples if sample.subject_id is not None}
-    return dict(session.execute(select(Subject.id, Subject.reference).where(Subject.id.in_(ids))).tuples().all())
+    return dict(session.execute(select(Subject.id, Subject.reference).where(Subject.id.in_(ids))).all())
