@@ -70,9 +70,7 @@ class RequestContext:
                 log.error(
                     "unhandled_error",
                     error_type=f"{type(error).__module__}.{type(error).__qualname__}",
-                    stack=[
-                        f"{at.filename}:{at.lineno} {at.name}" for at in traceback.extract_tb(error.__traceback__)[-12:]
-                    ],
+                    stack=[f"{at.filename}:{at.lineno} {at.name}" for at in frames[-_SHOWN_FRAMES:]],
                 )
                 if status == 0:
                     await _answer(

@@ -34,17 +34,17 @@ def test_the_rule_table() -> None:
         "Bearer mm_00000000_" + "a" * 4000,
     ],
 )
-def test_every_bad_key_looks_alike(service: Service, header: str | None) -> None:
+def test_every_bad_key_looks_alike(unchanged: Service, header: str | None) -> None:
     headers = {} if header is None else {"Authorization": header}
-    answers = [service.client.get("/models", headers=headers), service.client.post("/models", headers=headers)]
+    answers = [unchanged.client.get("/models", headers=headers), unchanged.client.post("/models", headers=headers)]
     for answer in answers:
         assert problem(answer, 401, "unauthenticated")["detail"] == "No valid API key came with the request."
         assert answer.headers["www-authenticate"] == "Bearer"
 
 
-def test_a_right_prefix_with_a_wrong_secret_is_refused(service: Service) -> None:
-    wrong = service.key[:-1] + ("a" if service.key[-1] != "a" else "b")
-    problem(service.get("/models", key=wrong), 401, "unauthenticated")
+def test_a_right_prefix_with_a_wrong_secret_is_refused(unchanged: Service) -> None:
+    wrong = unchanged.key[:-1] + ("a" if unchanged.key[-1] != "a" else "b")
+    problem(unchanged.get("/models", key=wrong), 401, "unauthenticated")
 
 
 def test_the_text_is_shown_once_and_stored_hashed(service: Service) -> None:
@@ -72,16 +72,16 @@ def test_a_revoked_key_ends_and_the_ledger_knows(service: Service) -> None:
     assert kinds[-2:] == ["api_key.created", "api_key.revoked"]
 
 
-def test_revoking_what_is_not_there(service: Service) -> None:
-    problem(service.post("/api-keys/nothing:revoke"), 404, "not_found")
-    problem(service.post("/api-keys/00000000-0000-0000-0000-000000000000:revoke"), 404, "not_found")
+def test_revoking_what_is_not_there(unchanged: Service) -> None:
+    problem(unchanged.post("/api-keys/nothing:revoke"), 404, "not_found")
+    problem(unchanged.post("/api-keys/00000000-0000-0000-0000-000000000000:revoke"), 404, "not_found")
 
 
 @pytest.mark.parametrize("role", [Role.CLIENT, Role.AUDITOR, Role.COMPLIANCE])
-def test_only_administrators_manage_keys(service: Service, role: Role) -> None:
-    key = service.key_of(role)
-    problem(service.get("/api-keys", key=key), 403, "forbidden")
-    problem(service.post("/api-keys", {"name": "x", "role": "admin"}, key=key), 403, "forbidden")
+def test_only_administrators_manage_keys(unchanged: Service, role: Role) -> None:
+    key = unchanged.key_of(role)
+    problem(unchanged.get("/api-keys", key=key), 403, "forbidden")
+    problem(unchanged.post("/api-keys", {"name": "x", "role": "admin"}, key=key), 403, "forbidden")
 
 
 def test_roles_over_http(service: Service) -> None:

@@ -145,15 +145,15 @@ def test_every_bad_place_is_told_of_at_once_and_no_value_is_repeated(ready: Serv
 
 
 @pytest.mark.parametrize("value", ["1", True, 2, -1, 0.0, 1.5, [], {}])
-def test_labels_are_0_1_or_null(ready: Service, value: Any) -> None:
-    assert _places(ready, _fix("img-0", "crossing", value)) == [
+def test_labels_are_0_1_or_null(unchanged: Service, value: Any) -> None:
+    assert _places(unchanged, _fix("img-0", "crossing", value)) == [
         ("/operations/0/labels/0/value", "label_not_0_1_unknown")
     ]
 
 
-def test_a_label_that_is_not_a_number_is_no_json(ready: Service) -> None:
+def test_a_label_that_is_not_a_number_is_no_json(unchanged: Service) -> None:
     text = '{"operations": [{"op": "fix_concept_labels", "labels": [{"sample": "a", "concept": "b", "value": NaN}]}]}'
-    answer = ready.post(EDITS, content=text, headers={"Content-Type": "application/json"})
+    answer = unchanged.post(EDITS, content=text, headers={"Content-Type": "application/json"})
     problem(answer, 400, "malformed_body")
 
 
@@ -176,8 +176,8 @@ def test_a_label_that_is_not_a_number_is_no_json(ready: Service) -> None:
         ([_new("a", split="training")], [("/operations/0/samples/0/split", "literal_error")]),
     ],
 )  # fmt: skip
-def test_malformed_operations(ready: Service, operations: Any, expected: list[tuple[str, str]]) -> None:
-    answer = ready.post(EDITS, {"operations": operations})
+def test_malformed_operations(unchanged: Service, operations: Any, expected: list[tuple[str, str]]) -> None:
+    answer = unchanged.post(EDITS, {"operations": operations})
     errors = problem(answer, 422, "invalid_edit")["errors"]
     assert [(error["pointer"], error["code"]) for error in errors] == expected
     assert "SECRET" not in answer.text
@@ -198,27 +198,27 @@ def test_malformed_operations(ready: Service, operations: Any, expected: list[tu
         {"extra": 1},
     ],
 )
-def test_malformed_options(ready: Service, change: dict[str, Any]) -> None:
-    answer = ready.post(EDITS, {"operations": [_drop("crossing")], **change})
+def test_malformed_options(unchanged: Service, change: dict[str, Any]) -> None:
+    answer = unchanged.post(EDITS, {"operations": [_drop("crossing")], **change})
     assert len(problem(answer, 422, "invalid_edit")["errors"]) == 1
 
 
-def test_dropping_every_concept(ready: Service) -> None:
-    assert _places(ready, _drop("closed loop"), _drop("vertical stroke", "crossing")) == [
+def test_dropping_every_concept(unchanged: Service) -> None:
+    assert _places(unchanged, _drop("closed loop"), _drop("vertical stroke", "crossing")) == [
         ("/operations/1/concepts", "drops_every_concept")
     ]
 
 
-def test_emptying_a_split(ready: Service) -> None:
-    assert _places(ready, _remove(*(f"img-{number}" for number in range(8, 12)))) == [
+def test_emptying_a_split(unchanged: Service) -> None:
+    assert _places(unchanged, _remove(*(f"img-{number}" for number in range(8, 12)))) == [
         ("/operations", "split_left_empty")
     ]
 
 
-def test_a_request_that_changes_nothing(ready: Service) -> None:
-    with ready.sessions() as session:
+def test_a_request_that_changes_nothing(unchanged: Service) -> None:
+    with unchanged.sessions() as session:
         labels = session.scalars(select(Sample.concepts).where(Sample.key == "img-0")).one()
-    assert _places(ready, _fix("img-0", "crossing", labels[CONCEPTS.index("crossing")])) == [
+    assert _places(unchanged, _fix("img-0", "crossing", labels[CONCEPTS.index("crossing")])) == [
         ("/operations", "changes_nothing")
     ]
 

@@ -94,11 +94,13 @@ def test_an_id_is_taken_once(with_data: Service) -> None:
     ],
 )
 def test_requests_that_cannot_be_met(
-    with_data: Service, change: dict[str, Any], expected: list[tuple[str, str]]
+    unchanged: Service, change: dict[str, Any], expected: list[tuple[str, str]]
 ) -> None:
-    errors = problem(with_data.post("/models", {**REQUEST, **change}), 422, "invalid_request")["errors"]
+    errors = problem(unchanged.post("/models", {**REQUEST, "id": "refused", **change}), 422, "invalid_request")[
+        "errors"
+    ]
     assert [(error["pointer"], error["code"]) for error in errors] == expected
-    assert with_data.get("/models").json()["models"] == []
+    assert [model["id"] for model in unchanged.get("/models").json()["models"]] == ["digits-model"]
 
 
 def test_each_split_needs_rows(service: Service) -> None:
