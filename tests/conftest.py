@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from app.embedded import ServerURLs
 from tests.servers import copied_database, emptied_redis, migrated_template, session_servers
+
+# The same examples in every run, and no limit of time for one of them: machines that run tests are shared.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="session")
