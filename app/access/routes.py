@@ -15,8 +15,8 @@ from app.access.keys import create_key, revoke_key
 from app.access.rules import Role
 from app.kit.context import ServicesDep
 from app.kit.pagination import PageDep, fetch_page
-from app.kit.problems import INVALID_CURSOR, INVALID_REQUEST, NOT_FOUND, Problem
-from app.kit.responses import problem_responses
+from app.kit.problems import INVALID_CURSOR, NOT_FOUND, Problem
+from app.kit.responses import BODY_PROBLEMS, problem_responses
 from app.kit.routing import make_router
 from app.kit.schemas import AnswerBody, RequestBody, Slug, Title
 from app.tables import ApiKey
@@ -68,7 +68,7 @@ class ApiKeyList(AnswerBody):
     next_page_token: str | None
 
 
-@router.post("/api-keys", status_code=201, summary="Make an API key", responses=problem_responses(INVALID_REQUEST))
+@router.post("/api-keys", status_code=201, summary="Make an API key", responses=problem_responses(*BODY_PROBLEMS))
 def post_key(body: ApiKeyRequest, services: ServicesDep, caller: KeyManager) -> NewApiKey:
     """Takes no Idempotency-Key: a replay would have to store the secret. A key whose answer was lost can be revoked."""
     with services.sessions.begin() as session:
@@ -78,7 +78,7 @@ def post_key(body: ApiKeyRequest, services: ServicesDep, caller: KeyManager) -> 
         return NewApiKey(api_key=ApiKeyBody.of(key), key=text)
 
 
-@router.get("/api-keys", summary="API keys", responses=problem_responses(INVALID_REQUEST, INVALID_CURSOR))
+@router.get("/api-keys", summary="API keys", responses=problem_responses(INVALID_CURSOR))
 def list_keys(services: ServicesDep, caller: KeyManager, page: PageDep) -> ApiKeyList:
     with services.sessions() as session:
         rows, token = fetch_page(session, select(ApiKey), column=ApiKey.prefix, page=page, scope="api-keys")

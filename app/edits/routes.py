@@ -30,13 +30,14 @@ from app.kit.context import Services, ServicesDep
 from app.kit.idempotency import CREATING_PROBLEMS, IdempotencyKey, IdempotencyKeyDep, claim_key, payload_digest
 from app.kit.pagination import PageDep, fetch_page
 from app.kit.problem_handlers import validation_errors
-from app.kit.problems import INVALID_CURSOR, INVALID_REQUEST, NOT_FOUND, PRECONDITION_FAILED, Problem
+from app.kit.problems import INVALID_CURSOR, NOT_FOUND, PRECONDITION_FAILED, Problem
 from app.kit.responses import problem_responses
 from app.kit.routing import StrictRoute, make_router
 from app.registry.lookup import MODEL_HAS_NO_VERSION, get_model
 from app.tables import Job
 
-router: APIRouter = make_router("edits")
+router = APIRouter()
+_jobs = make_router("jobs")
 
 
 class _EditRoute(StrictRoute):
@@ -70,7 +71,6 @@ _edits = APIRouter(tags=["edits"], route_class=_EditRoute)
         **problem_responses(
             NOT_FOUND,
             INVALID_EDIT,
-            INVALID_REQUEST,
             MODEL_HAS_NO_VERSION,
             BASE_VERSION_CHANGED,
             PRECONDITION_FAILED,
@@ -119,10 +119,10 @@ def create_edit(
     return answer.response()
 
 
-@router.get(
+@_edits.get(
     "/models/{model_id}/edits",
     summary="Edits of a model, newest first",
-    responses=problem_responses(NOT_FOUND, INVALID_REQUEST, INVALID_CURSOR),
+    responses=problem_responses(NOT_FOUND, INVALID_CURSOR),
 )
 def list_edits(
     model_id: str, services: ServicesDep, caller: Reader, page: PageDep, state: JobState | None = None
@@ -138,13 +138,13 @@ def list_edits(
         return EditList(edits=[JobBody.of(job) for job in rows], next_page_token=token)
 
 
-@router.get("/models/{model_id}/edits/{edit_id}", summary="One edit", responses=problem_responses(NOT_FOUND))
+@_edits.get("/models/{model_id}/edits/{edit_id}", summary="One edit", responses=problem_responses(NOT_FOUND))
 def get_edit(model_id: str, edit_id: str, services: ServicesDep, caller: Reader) -> JobBody:
     with services.sessions() as session:
         return JobBody.of(get_job(session, get_model(session, caller, model_id), edit_id, kind=JobKind.EDIT))
 
 
-@router.post(
+@_edits.post(
     "/models/{model_id}/edits/{edit_id}:cancel",
     summary="Cancel an edit",
     responses=problem_responses(NOT_FOUND, JOB_FINISHED),
@@ -158,11 +158,10 @@ def cancel_edit(model_id: str, edit_id: str, services: ServicesDep, caller: Edit
         return JobBody.of(job)
 
 
-@router.get(
+@_jobs.get(
     "/models/{model_id}/jobs",
     summary="Jobs of a model, newest first",
-    tags=["jobs"],
-    responses=problem_responses(NOT_FOUND, INVALID_REQUEST, INVALID_CURSOR),
+    responses=problem_responses(NOT_FOUND, INVALID_CURSOR),
 )
 def list_jobs(
     *,
@@ -186,13 +185,13 @@ def list_jobs(
         return JobList(jobs=[JobBody.of(job) for job in rows], next_page_token=token)
 
 
-@router.get("/models/{model_id}/jobs/{job_id}", summary="One job", responses=problem_responses(NOT_FOUND))
+@_jobs.get("/models/{model_id}/jobs/{job_id}", summary="One job", responses=problem_responses(NOT_FOUND))
 def get_any_job(model_id: str, job_id: str, services: ServicesDep, caller: Reader) -> JobBody:
     with services.sessions() as session:
         return JobBody.of(get_job(session, get_model(session, caller, model_id), job_id))
 
 
-@router.post(
+@_jobs.post(
     "/models/{model_id}/jobs/{job_id}:cancel",
     summary="Cancel a job",
     responses=problem_responses(NOT_FOUND, JOB_FINISHED),
@@ -205,12 +204,12 @@ def cancel_job(model_id: str, job_id: str, services: ServicesDep, caller: Creato
         return JobBody.of(job)
 
 
-@router.post(
+@_jobs.post(
     "/models/{model_id}/factors",
     status_code=202,
     summary="Fit curvature factors",
     response_model=JobBody,
-    responses=problem_responses(NOT_FOUND, INVALID_REQUEST, MODEL_HAS_NO_VERSION, *CREATING_PROBLEMS),
+    responses=problem_responses(NOT_FOUND, MODEL_HAS_NO_VERSION, *CREATING_PROBLEMS),
 )
 def fit_factors(
     model_id: str, body: FactorsRequest, services: ServicesDep, caller: Creator, key: IdempotencyKeyDep
@@ -219,12 +218,12 @@ def fit_factors(
     return _queue(services, caller, model_id, JobKind.FIT_FACTORS, body=body, key=key)
 
 
-@router.post(
+@_jobs.post(
     "/models/{model_id}/retrainings",
     status_code=202,
     summary="Train anew, for comparison",
     response_model=JobBody,
-    responses=problem_responses(NOT_FOUND, INVALID_REQUEST, MODEL_HAS_NO_VERSION, *CREATING_PROBLEMS),
+    responses=problem_responses(NOT_FOUND, MODEL_HAS_NO_VERSION, *CREATING_PROBLEMS),
 )
 def retrain(
     model_id: str, body: RetrainingRequest, services: ServicesDep, caller: Creator, key: IdempotencyKeyDep
@@ -256,3 +255,4 @@ def _queue(
 
 
 router.include_router(_edits)
+router.include_router(_jobs)

@@ -26,9 +26,10 @@ from app.kit.problems import (
     IDEMPOTENCY_KEY_REUSED,
     Problem,
 )
+from app.kit.responses import BODY_PROBLEMS
 from app.tables import IdempotencyRecord
 
-CREATING_PROBLEMS = (IDEMPOTENCY_KEY_MISSING, IDEMPOTENCY_KEY_REUSED, IDEMPOTENCY_IN_FLIGHT)
+CREATING_PROBLEMS = (*BODY_PROBLEMS, IDEMPOTENCY_KEY_MISSING, IDEMPOTENCY_KEY_REUSED, IDEMPOTENCY_IN_FLIGHT)
 """What every creating route may answer with."""
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")

@@ -5,9 +5,23 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from app.kit.problems import FORBIDDEN, INTERNAL_ERROR, UNAUTHENTICATED, UNAVAILABLE, ProblemType
+from app.kit.problems import (
+    FORBIDDEN,
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    MALFORMED_BODY,
+    PAYLOAD_TOO_LARGE,
+    UNAUTHENTICATED,
+    UNAVAILABLE,
+    UNSUPPORTED_MEDIA_TYPE,
+    ProblemType,
+)
 
-_ALWAYS = (UNAUTHENTICATED, FORBIDDEN, INTERNAL_ERROR, UNAVAILABLE)
+BODY_PROBLEMS = (MALFORMED_BODY, PAYLOAD_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE)
+"""What every route that reads a body may answer with."""
+
+_PUBLIC = (INVALID_REQUEST, INTERNAL_ERROR)  # 422 also keeps FastAPI from documenting an answer that is never given
+_ALWAYS = (*_PUBLIC, UNAUTHENTICATED, FORBIDDEN, UNAVAILABLE)
 
 PROBLEM_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -28,7 +42,7 @@ PROBLEM_SCHEMA: dict[str, Any] = {
 def problem_responses(*types: ProblemType, public: bool = False) -> dict[int | str, dict[str, Any]]:
     """For a route's ``responses``: ``types`` and, unless ``public``, those that every route may answer with."""
     by_status: defaultdict[int, list[ProblemType]] = defaultdict(list)
-    for type_ in (*types, *(() if public else _ALWAYS)):
+    for type_ in dict.fromkeys((*types, *(_PUBLIC if public else _ALWAYS))):
         by_status[type_.status].append(type_)
     return {
         status: {

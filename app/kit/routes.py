@@ -16,7 +16,7 @@ from app.kit.routing import make_router
 router: APIRouter = make_router("service")
 
 
-@router.get("/healthz", summary="Is the process alive?")
+@router.get("/healthz", summary="Is the process alive?", responses=problem_responses(public=True))
 def health() -> dict[str, str]:
     """Says yes as long as the process answers; asks nothing else."""
     return {"status": "ok"}
@@ -33,7 +33,7 @@ def readiness(services: ServicesDep) -> dict[str, str]:
     return {"status": "ready", "schema": str(revision)}
 
 
-@router.get("/problems", summary="All problem types")
+@router.get("/problems", summary="All problem types", responses=problem_responses(public=True))
 def list_problems() -> dict[str, Any]:
     """Every kind of failure the service answers with."""
     return {"problems": [_described(type_) for _, type_ in sorted(PROBLEM_TYPES.items())]}

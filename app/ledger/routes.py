@@ -12,7 +12,7 @@ from sqlalchemy import select
 from app.access.dependencies import Reader
 from app.kit.context import ServicesDep
 from app.kit.pagination import PageDep, fetch_page
-from app.kit.problems import INVALID_CURSOR, INVALID_REQUEST, NOT_FOUND
+from app.kit.problems import INVALID_CURSOR, NOT_FOUND
 from app.kit.responses import problem_responses
 from app.kit.routing import make_router
 from app.kit.schemas import AnswerBody
@@ -63,7 +63,7 @@ class Ledger(AnswerBody):
 @router.get(
     "/models/{model_id}/ledger",
     summary="History of a model, newest first",
-    responses=problem_responses(NOT_FOUND, INVALID_REQUEST, INVALID_CURSOR),
+    responses=problem_responses(NOT_FOUND, INVALID_CURSOR),
 )
 def list_entries(
     model_id: str, services: ServicesDep, caller: Reader, page: PageDep, kind: LedgerKind | None = None

@@ -17,12 +17,11 @@ from app.kit.pagination import PageDep, fetch_page
 from app.kit.problems import (
     ALREADY_EXISTS,
     INVALID_CURSOR,
-    INVALID_REQUEST,
     NOT_FOUND,
     Problem,
     register_problem_type,
 )
-from app.kit.responses import problem_responses
+from app.kit.responses import BODY_PROBLEMS, problem_responses
 from app.kit.routing import make_router
 from app.kit.schemas import Slug
 from app.registry.lookup import get_model, get_version
@@ -52,7 +51,7 @@ router: APIRouter = make_router("models")
     status_code=202,
     summary="Train or register a model",
     response_model=JobBody,
-    responses=problem_responses(INVALID_REQUEST, ALREADY_EXISTS, *CREATING_PROBLEMS),
+    responses=problem_responses(ALREADY_EXISTS, *CREATING_PROBLEMS),
 )
 def post_model(body: ModelRequest, services: ServicesDep, caller: Creator, key: IdempotencyKeyDep) -> JSONResponse:
     """Create a model and queue the job that makes its version 1: a training, or with `weights` a registration.
@@ -70,7 +69,7 @@ def post_model(body: ModelRequest, services: ServicesDep, caller: Creator, key: 
     return answer.response()
 
 
-@router.get("/models", summary="Models by id", responses=problem_responses(INVALID_REQUEST, INVALID_CURSOR))
+@router.get("/models", summary="Models by id", responses=problem_responses(INVALID_CURSOR))
 def list_models(services: ServicesDep, caller: Reader, page: PageDep) -> ModelList:
     with services.sessions() as session:
         statement = select(Model)
@@ -93,7 +92,7 @@ def get_one_model(model_id: str, services: ServicesDep, caller: Reader, response
 @router.get(
     "/models/{model_id}/versions",
     summary="Versions of a model, newest first",
-    responses=problem_responses(NOT_FOUND, INVALID_REQUEST, INVALID_CURSOR),
+    responses=problem_responses(NOT_FOUND, INVALID_CURSOR),
 )
 def list_versions(model_id: str, services: ServicesDep, caller: Reader, page: PageDep) -> VersionList:
     with services.sessions() as session:
@@ -112,7 +111,7 @@ def list_versions(model_id: str, services: ServicesDep, caller: Reader, page: Pa
 @router.get(
     "/models/{model_id}/versions/{number}",
     summary="One version",
-    responses=problem_responses(NOT_FOUND, INVALID_REQUEST),
+    responses=problem_responses(NOT_FOUND),
 )
 def get_one_version(model_id: str, number: Number, services: ServicesDep, caller: Reader) -> VersionBody:
     with services.sessions() as session:
@@ -125,7 +124,7 @@ def get_one_version(model_id: str, number: Number, services: ServicesDep, caller
     response_class=FileResponse,
     responses={
         200: {"content": {"application/octet-stream": {}}, "description": "A safetensors file."},
-        **problem_responses(NOT_FOUND, INVALID_REQUEST, VERSION_WITHDRAWN),
+        **problem_responses(NOT_FOUND, VERSION_WITHDRAWN),
     },
 )
 def get_weights(model_id: str, number: Number, services: ServicesDep, caller: Reader) -> FileResponse:
@@ -153,7 +152,7 @@ def list_aliases(model_id: str, services: ServicesDep, caller: Reader) -> AliasL
 @router.put(
     "/models/{model_id}/aliases/{name}",
     summary="Point an alias at a version",
-    responses=problem_responses(NOT_FOUND, INVALID_REQUEST),
+    responses=problem_responses(NOT_FOUND, *BODY_PROBLEMS),
 )
 def put_alias(
     model_id: str, name: Annotated[Slug, Path()], body: AliasRequest, services: ServicesDep, caller: AliasMover
