@@ -62,6 +62,7 @@ def create_app(
         summary="Edit trained concept bottleneck models instead of retraining them.",
         lifespan=lifespan,
         redoc_url=None,
+        redirect_slashes=False,  # one address for each resource; the other answers 404 as a problem
     )
     app.state.services = services
     install_problem_handlers(app)

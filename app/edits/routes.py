@@ -29,7 +29,7 @@ from app.edits.states import JobState
 from app.kit.context import Services, ServicesDep
 from app.kit.idempotency import CREATING_PROBLEMS, IdempotencyKey, IdempotencyKeyDep, claim_key, payload_digest
 from app.kit.pagination import PageDep, fetch_page
-from app.kit.problem_handlers import validation_errors
+from app.kit.problem_handlers import places_detail, validation_errors
 from app.kit.problems import INVALID_CURSOR, NOT_FOUND, PRECONDITION_FAILED, Problem
 from app.kit.responses import problem_responses
 from app.kit.routing import StrictRoute, make_router
@@ -53,7 +53,7 @@ class _EditRoute(StrictRoute):
                 places = validation_errors(error)
                 if any("parameter" in place for place in places):
                     raise
-                raise Problem(INVALID_EDIT, f"{len(places)} places are not valid.", errors=places) from error
+                raise Problem(INVALID_EDIT, places_detail(len(places)), errors=places) from error
 
         return handle
 

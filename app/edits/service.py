@@ -19,7 +19,7 @@ from app.edits.resolution import Resolution, examine
 from app.edits.schemas import AddSamples, EditRequest, FactorsRequest, RetrainingRequest
 from app.edits.states import FINAL, JobState, require_transition
 from app.kit.etags import require_match
-from app.kit.problem_handlers import MAX_ERRORS
+from app.kit.problem_handlers import MAX_ERRORS, places_detail
 from app.kit.problems import INVALID_REQUEST, NOT_FOUND, Problem, register_problem_type
 from app.registry.lookup import newest_version
 from app.registry.schemas import etag_of
@@ -116,7 +116,7 @@ def queue_work(
         version = session.get(Version, (model.id, request.version))
         if version is None or version.state != "ready":
             error = {"pointer": "/version", "code": "unknown_version", "message": "No such version is ready."}
-            raise Problem(INVALID_REQUEST, "1 place is not valid.", errors=[error])
+            raise Problem(INVALID_REQUEST, places_detail(1), errors=[error])
     return line.join(
         session,
         model_id=model.id,
@@ -161,8 +161,9 @@ def cancel(session: Session, store: ArtifactStore, caller: Caller, job: Job) -> 
 
 
 def _invalid_edit(findings: Sequence[Finding]) -> Problem:
-    detail = "1 place is not valid." if len(findings) == 1 else f"{len(findings)} places are not valid."
-    return Problem(INVALID_EDIT, detail, errors=[finding.body() for finding in findings[:MAX_ERRORS]])
+    return Problem(
+        INVALID_EDIT, places_detail(len(findings)), errors=[finding.body() for finding in findings[:MAX_ERRORS]]
+    )
 
 
 def _uuid(text: str) -> UUID | None:

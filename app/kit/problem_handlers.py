@@ -40,6 +40,7 @@ _BY_STATUS: Mapping[int, ProblemType] = {
 # Pydantic writes messages from a fixed text and a context. Contexts of these kinds hold the rule, not the value.
 _RULE_IN_CONTEXT = frozenset(
     [
+        "enum",
         "greater_than",
         "greater_than_equal",
         "less_than",
@@ -54,6 +55,7 @@ _RULE_IN_CONTEXT = frozenset(
 )
 _OWN_MESSAGES = {
     "extra_forbidden": "This field is not known here.",
+    "model_attributes_type": "This should be an object.",
     "string_pattern_mismatch": "The text does not have the documented form.",
     "union_tag_invalid": "This kind is not one of the documented ones.",
 }
@@ -73,6 +75,11 @@ def problem_response(problem: Problem) -> JSONResponse:
 def json_pointer(segments: Sequence[str | int]) -> str:
     """RFC 6901."""
     return "".join("/" + str(segment).replace("~", "~0").replace("/", "~1") for segment in segments)
+
+
+def places_detail(count: int) -> str:
+    """The detail of a problem whose ``errors`` say it all."""
+    return "1 place is not valid." if count == 1 else f"{count} places are not valid."
 
 
 def validation_errors(error: RequestValidationError) -> list[dict[str, Any]]:
@@ -120,7 +127,7 @@ async def _on_problem(_: Request, error: Exception) -> JSONResponse:
 async def _on_validation_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101
     places = validation_errors(error)
-    return problem_response(Problem(INVALID_REQUEST, f"{len(places)} places are not valid.", errors=places))
+    return problem_response(Problem(INVALID_REQUEST, places_detail(len(places)), errors=places))
 
 
 async def _on_http_exception(_: Request, error: Exception) -> JSONResponse:

@@ -13,6 +13,7 @@ from app.access.callers import Caller
 from app.datasets.repository import visible_to
 from app.edits import line
 from app.edits.kinds import JobKind
+from app.kit.problem_handlers import places_detail
 from app.kit.problems import ALREADY_EXISTS, FORBIDDEN, INVALID_REQUEST, Problem
 from app.ledger import service as ledger
 from app.ledger.kinds import LedgerKind
@@ -126,4 +127,4 @@ def _keep_upload(session: Session, caller: Caller, upload_id: str) -> None:
 
 def _invalid(pointer: str, code: str, message: str) -> Problem:
     error = {"pointer": pointer, "code": code, "message": message}
-    return Problem(INVALID_REQUEST, "1 place is not valid.", errors=[error])
+    return Problem(INVALID_REQUEST, places_detail(1), errors=[error])

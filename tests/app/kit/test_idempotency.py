@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
 import pytest
+from httpx import Response
 from sqlalchemy import func, select
 
 from app.access.rules import Role
@@ -81,3 +85,33 @@ def test_a_key_in_flight_is_refused_at_once(service: Service) -> None:
     assert refused.value.type.code == "idempotency_in_flight"
     with service.sessions() as session:
         assert session.scalar(select(func.count()).select_from(IdempotencyRecord)) == 0
+
+
+def test_many_at_once_create_one(service: Service) -> None:
+    _ready(service)
+    start = Barrier(8)
+
+    def send(_: int) -> Response:
+        start.wait(timeout=10)
+        return service.post(PATH, {}, idempotency_key="k-1")
+
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(send, range(8)))
+    assert {answer.status_code for answer in answers} <= {202, 409}
+    assert {answer.json()["code"] for answer in answers if answer.status_code == 409} <= {"idempotency_in_flight"}
+    assert len({answer.json()["id"] for answer in answers if answer.status_code == 202}) == 1
+    assert _factor_jobs(service) == 1
+
+
+def test_one_model_of_many_at_once(service: Service) -> None:
+    _ready(service)
+    start = Barrier(4)
+
+    def send(_: int) -> int:
+        start.wait(timeout=10)
+        return service.post(
+            "/models", {"id": "new", "dataset": "digits", "architecture": {"name": "small_conv"}}
+        ).status_code
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sorted(threads.map(send, range(4))) == [202, 409, 409, 409]
