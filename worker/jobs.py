@@ -154,7 +154,7 @@ def _resolve(worker: Worker, claim: Claim, lease: Lease) -> Task | End:
 
 
 def _watch(worker: Worker, claim: Claim, lease: Lease, task: Task) -> End:
-    process, submitted = worker.process, False
+    process, submitted, draining = worker.process, False, False
     while True:
         if lease.lost:
             return Lost()
@@ -162,6 +162,9 @@ def _watch(worker: Worker, claim: Claim, lease: Lease, task: Task) -> End:
             return Cancelled()
         if worker.stop.now:
             return Stopped()
+        if worker.stop.requested and not draining:
+            draining = True
+            log.info("worker_drains")
         if process.ready and not submitted:
             process.submit(task, claim.job_id)
             submitted = True

@@ -17,6 +17,7 @@ from rq.job import Job as RqJob
 from rq.serializers import JSONSerializer
 
 from app.queueing.rq import RING
+from worker.stop import Stop
 
 PRESENCE_SECONDS = 30  # how long Redis remembers a listener that vanished; half of it is one wait for a ring
 
@@ -33,7 +34,7 @@ class Listener(SimpleWorker):
 
     max_connection_wait_time = 2.0
 
-    def __init__(self, redis_url: str, queue_name: str, answer: Callable[[UUID], None]) -> None:
+    def __init__(self, redis_url: str, queue_name: str, answer: Callable[[UUID], None], stop: Stop) -> None:
         connection = Redis.from_url(redis_url, retry=Retry(NoBackoff(), 1))
         super().__init__(
             [Queue(queue_name, connection=connection, serializer=JSONSerializer)],
@@ -43,6 +44,7 @@ class Listener(SimpleWorker):
             log_job_description=False,
         )
         self._answer = answer
+        self._stop = stop
         self._waiting = False
 
     def listen(self) -> None:
@@ -55,8 +57,8 @@ class Listener(SimpleWorker):
             self.connection.close()
 
     def interrupt(self) -> None:
-        """Called in a signal handler: return from ``listen`` at once, or after the ring being answered."""
-        self._stop_requested = True
+        """Called in a signal handler after a request to stop: end a wait for a ring at once."""
+        self._stop_requested = True  # what RQ itself looks at, while suspended for one
         if self._waiting:
             raise StopRequested
 
@@ -65,7 +67,7 @@ class Listener(SimpleWorker):
     ) -> tuple[RqJob, Queue] | None:
         try:
             self._waiting = True
-            if self._stop_requested:  # looked at only now: a signal from here on interrupts
+            if self._stop.requested:  # looked at only now: a signal from here on interrupts
                 raise StopRequested
             return super().dequeue_job_and_maintain_ttl(timeout, max_idle_time)
         finally:

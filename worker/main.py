@@ -70,7 +70,6 @@ def run(settings: Settings, *, executor: str = EXECUTOR) -> None:
     sweeper = Sweeper(worker.sessions, store, doorbell, period=settings.sweep_seconds, max_deaths=settings.max_attempts)
     log.info("worker_started", worker=worker.worker_id, device=settings.device)
     try:
-        worker.process.ensure_started()
         sweeper.start()
         _listen(worker, settings.redis_url)
     finally:
@@ -86,7 +85,7 @@ def _listen(worker: Worker, redis_url: str) -> None:
     listener: Listener | None = None
     failures: list[ComputeUnavailable] = []
 
-    def stop() -> None:
+    def stop() -> None:  # runs in a signal handler as well: no logging, its lock may be held by what was interrupted
         worker.stop.request()
         if listener is not None:
             listener.interrupt()
@@ -103,9 +102,10 @@ def _listen(worker: Worker, redis_url: str) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
+    worker.process.ensure_started()
     while not worker.stop.requested:
         try:
-            listener = Listener(redis_url, worker.settings.queue_name, answer)
+            listener = Listener(redis_url, worker.settings.queue_name, answer, worker.stop)
             listener.listen()
         except RedisError as error:
             log.warning("redis_not_answering", error=type(error).__name__)

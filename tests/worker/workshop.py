@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -145,15 +146,16 @@ class Workshop:
             session.get_one(Model, model_id).latest_version = 1
         return model_id
 
-    def queue_edit(self, model_id: str, *, priority: int = 0, value: int = 1) -> UUID:
+    def queue_edit(self, model_id: str, *, priority: int = 0, base_version: int | None = None) -> UUID:
         """Put an edit into the line without ringing."""
         request = {
             "operations": [
                 {
                     "op": "fix_concept_labels",
-                    "labels": [{"sample": "a", "concept": "stroke", "value": value}],
+                    "labels": [{"sample": "a", "concept": "stroke", "value": 1}],
                 }
             ],
+            "base_version": base_version,
         }
         with self.sessions.begin() as session:
             job = line.join(
@@ -167,11 +169,35 @@ class Workshop:
             job.priority = priority
             return job.id
 
-    def ask_for_edit(self, model_id: str) -> UUID:
-        """Queue an edit and ring, as the API does."""
+    def ask_for_edit(self, model_id: str, *, redis_url: str | None = None) -> UUID:
+        """Queue an edit and ring, as the API does; over another Redis if one is named."""
         job_id = self.queue_edit(model_id)
-        self.doorbell.ring(job_id)
+        doorbell = self.doorbell if redis_url is None else RqDoorbell(redis_url, self.settings.queue_name)
+        doorbell.ring(job_id)
+        if doorbell is not self.doorbell:
+            doorbell.close()
         return job_id
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Computations that begin in here wait until its end."""
+        hold = self.stage / "hold"
+        hold.touch()
+        try:
+            yield
+        finally:
+            hold.unlink()
+
+    def wait_until_gone(self, pid: int) -> None:
+        """Wait for the end of a process that is not a child of ours."""
+
+        def gone() -> bool:
+            try:
+                return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+            except FileNotFoundError:
+                return True
+
+        self.wait(gone, message=f"process {pid} lives")
 
     def cancel(self, job_id: UUID) -> None:
         """As the API does."""
