@@ -100,6 +100,6 @@ def _run(effects: list[_Effect], when: Literal["commit", "rollback"]) -> None:
         if effect.when == when:
             try:
                 effect.action()
-            except OSError as error:
+            except Exception as error:
                 # The transaction is over and its outcome stands; the sweep removes what stayed behind.
-                _log.error("files_left_behind", error=type(error).__name__, errno=error.errno)
+                _log.error("files_left_behind", error=type(error).__name__)

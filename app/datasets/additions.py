@@ -47,16 +47,17 @@ def stage_added_samples(
         Problem: ``invalid_request`` (keys, subjects, names of classes, concepts and splits), ``sample_exists`` or
             ``unknown_upload``; ``errors`` give the ``item``, counted from 0, and a code.
     """
+    dataset_id = dataset.id  # a rollback would empty the object that the effects below need it from
     _check_names(dataset, items)
     _check_keys(session, dataset, items)
     uploads = _use_uploads(session, items, job_id)
     subjects = repository.upsert_subjects(session, (item["subject"] for item in items if item["subject"] is not None))
     ids = repository.reserve_sample_ids(session, len(items))
-    on_rollback(session, lambda: store.delete_images(dataset.id, ids))
+    on_rollback(session, lambda: store.delete_images(dataset_id, ids))
     names = [item["upload"] for item in items]
     for batch in image_batches(ids, names, uploads):
         images = {sample_id: store.upload_path(name).read_bytes() for sample_id, name in batch.items()}
-        store.put_images(dataset.id, images)
+        store.put_images(dataset_id, images)
     on_commit(session, lambda: store.delete_uploads(names))
     added = [
         AddedSample(
@@ -73,7 +74,7 @@ def stage_added_samples(
             (
                 {
                     "id": row.sample_id,
-                    "dataset_id": dataset.id,
+                    "dataset_id": dataset_id,
                     "key": item["key"],
                     "split": item["split"],
                     "class_index": row.class_index,
