@@ -8,6 +8,7 @@ weight tangent) where plain forward-mode differentiation runs three. Whatever li
 to torch's own forward-mode rules.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,11 @@ from torch.nn import functional
 
 from worker.curvature.layers import NORMS, eval_statistics, is_plain
 from worker.curvature.vectors import ParameterMapping, ParameterVector
+
+with warnings.catch_warnings():
+    # make_dual imports this on first use, which compiles decompositions with an interface that torch deprecates.
+    warnings.simplefilter("ignore", FutureWarning)
+    import torch._decomp.decompositions_for_jvp
 
 _make_dual: Callable[[Tensor, Tensor], Tensor] = forward_ad.make_dual
 _unpack_dual: Callable[[Tensor], forward_ad.UnpackedDualTensor] = forward_ad.unpack_dual
