@@ -42,6 +42,8 @@ def _task_for(session: Session, store: ArtifactStore, job: Job) -> Task:
             if kind is JobKind.RETRAIN:
                 compared = _compared(session, store, version)
     options: Json = job.request.get("options") or {}
+    if kind is JobKind.RETRAIN:
+        options = {"repeats": job.request.get("repeats", 1)}
     seed = options.get("seed", job.request.get("seed"))
     return Task(
         kind=kind.value,

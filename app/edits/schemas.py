@@ -140,7 +140,8 @@ class RetrainingRequest(RequestBody):
     """Train anew on a version's data, as a reference; the newest when the job starts, if none is named."""
 
     version: VersionNumber | None = None
-    seed: Seed | None = None
+    seed: Seed | None = Field(None, description="Of the first repetition; the model's own when absent.")
+    repeats: int = Field(1, ge=1, le=10, description="Trainings with successive seeds; the figures are their means.")
 
 
 def _size(operation: Operation) -> int:

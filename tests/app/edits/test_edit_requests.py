@@ -318,13 +318,19 @@ def test_ids_of_other_things_are_not_edits(ready: Service) -> None:
 
 def test_factors_and_retrainings_are_queued(ready: Service) -> None:
     fit = ready.post("/models/digits-model/factors", {})
-    retraining = ready.post("/models/digits-model/retrainings", {"version": 1, "seed": 7})
+    retraining = ready.post("/models/digits-model/retrainings", {"version": 1, "seed": 7, "repeats": 3})
     assert [answer.status_code for answer in (fit, retraining)] == [202, 202]
     assert (fit.json()["kind"], fit.json()["request"]) == ("fit_factors", {"version": None})
-    assert (retraining.json()["kind"], retraining.json()["request"]) == ("retrain", {"version": 1, "seed": 7})
+    assert (retraining.json()["kind"], retraining.json()["request"]) == (
+        "retrain",
+        {"version": 1, "seed": 7, "repeats": 3},
+    )
     assert fit.headers["location"] == f"/models/digits-model/jobs/{fit.json()['id']}"
     errors = problem(ready.post("/models/digits-model/factors", {"version": 2}), 422, "invalid_request")["errors"]
     assert [(error["pointer"], error["code"]) for error in errors] == [("/version", "unknown_version")]
+    for repeats in (0, 11):
+        refused = ready.post("/models/digits-model/retrainings", {"repeats": repeats})
+        assert [error["pointer"] for error in problem(refused, 422, "invalid_request")["errors"]] == ["/repeats"]
     assert len(ready.doorbell.rung) == 2
 
 
