@@ -10,7 +10,7 @@ WIDTH = 10
 
 def moment_of(rows: torch.Tensor) -> SecondMoment:
     moment = SecondMoment(WIDTH)
-    for part in rows.split(3):
+    for part in torch.split(rows, 3):
         moment.add_rows(part)
     return moment
 
