@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,8 +32,8 @@ class Launcher:
     end with it.
     """
 
-    def __init__(self, environment: dict[str, str], inherit: int) -> None:
-        self._environment = environment
+    def __init__(self, environment: Mapping[str, str], inherit: Sequence[int]) -> None:
+        self._environment = dict(environment)
         self._inherit = inherit
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="embedded-servers")
 
@@ -53,7 +53,7 @@ class Launcher:
                     stdout=descriptor,
                     stderr=descriptor,
                     env=self._environment,
-                    pass_fds=[self._inherit],
+                    pass_fds=self._inherit,
                     start_new_session=True,  # the terminal's Ctrl-C is for us; we stop the servers after our own work
                 )
             finally:

@@ -115,7 +115,7 @@ class EmbeddedServers:
         deadline = time.monotonic() + START_TIMEOUT
         # PGPORT, PGDATA, PGOPTIONS and their like are about some other server.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
-        self._launcher = Launcher(environment, self._lock.servers)
+        self._launcher = Launcher(environment, [self._lock.servers])
         sockets = self._sockets = make_socket_directory(self.data_dir)
         redis_server = self._launch_redis(self._launcher, sockets) if self._with_redis else None
         if self._with_postgres:

@@ -1,0 +1,60 @@
+"""A synchronous, typed client of the service.
+
+>>> with Client("http://127.0.0.1:8000", key) as client:
+...     job = client.edit("digits", [remove_samples(["img-0018"])])
+...     version = client.wait(job).result_version
+"""
+
+from app.client.client import Client
+from app.client.errors import ClientError, JobFailed, ProblemError, ServiceUnreachable, WaitTimeout
+from app.client.operations import (
+    JsonObject,
+    LabelFix,
+    NewSample,
+    add_samples,
+    drop_concepts,
+    fix_concept_labels,
+    remove_samples,
+)
+from app.client.resources import (
+    Alias,
+    ApiKey,
+    Dataset,
+    EditCheck,
+    Job,
+    LedgerEntry,
+    Model,
+    NewApiKey,
+    RegisteredDataset,
+    Sample,
+    Upload,
+    Version,
+)
+
+__all__ = [
+    "Alias",
+    "ApiKey",
+    "Client",
+    "ClientError",
+    "Dataset",
+    "EditCheck",
+    "Job",
+    "JobFailed",
+    "JsonObject",
+    "LabelFix",
+    "LedgerEntry",
+    "Model",
+    "NewApiKey",
+    "NewSample",
+    "ProblemError",
+    "RegisteredDataset",
+    "Sample",
+    "ServiceUnreachable",
+    "Upload",
+    "Version",
+    "WaitTimeout",
+    "add_samples",
+    "drop_concepts",
+    "fix_concept_labels",
+    "remove_samples",
+]

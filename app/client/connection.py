@@ -1,0 +1,142 @@
+"""Requests, sent again where that is safe, and answers told apart from problems."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import httpx
+
+from app.client.errors import ClientError, ProblemError, ServiceUnreachable
+from app.client.resources import Resource
+
+ATTEMPTS = 5
+FIRST_PAUSE = 0.2  # seconds, doubled each time: 3 s in all, in which an API process can restart
+LONGEST_PAUSE = 5.0
+_THIS_MACHINE = frozenset({"127.0.0.1", "localhost", "::1"})
+_ASK_AGAIN = {(503, "unavailable"), (409, "idempotency_in_flight")}
+
+Kind = TypeVar("Kind", bound=Resource)
+Content = bytes | Path
+Part = tuple[str, str, Content]  # name of the field, name of the file, content
+
+
+class Connection:
+    """One service, one key."""
+
+    def __init__(self, url: str, key: str | None, *, timeout: float, transport: httpx.BaseTransport | None) -> None:
+        self.url = url.rstrip("/")
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        try:
+            if transport is None and httpx.URL(self.url).host in _THIS_MACHINE:
+                transport = httpx.HTTPTransport()  # a proxy named in the environment does not lead here
+            self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, transport=transport)
+        except (httpx.InvalidURL, UnicodeEncodeError) as error:
+            raise ClientError(f"The address or the key is not well-formed: {error}.") from error
+
+    def close(self) -> None:
+        self._http.close()
+
+    def get(self, path: str, params: Mapping[str, Any] | None = None) -> httpx.Response:
+        """GET; parameters that are None are left out."""
+        given = {name: value for name, value in (params or {}).items() if value is not None}
+        return self._send("GET", path, params=given)
+
+    def put(self, path: str, json: Mapping[str, Any]) -> httpx.Response:
+        return self._send("PUT", path, json=json)
+
+    def act(self, path: str, json: Mapping[str, Any] | None = None, *, repeatable: bool = True) -> httpx.Response:
+        """POST without an Idempotency-Key; ``repeatable`` says that doing it twice is like doing it once."""
+        return self._send("POST", path, repeatable=repeatable, json=json)
+
+    def create(
+        self,
+        path: str,
+        json: Mapping[str, Any] | None = None,
+        *,
+        parts: Sequence[Part] = (),
+        data: Mapping[str, str] | None = None,
+        params: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+    ) -> httpx.Response:
+        """POST with one Idempotency-Key for all attempts, so that a lost answer is no reason to create twice."""
+        headers = {"Idempotency-Key": idempotency_key or str(uuid4())}
+        return self._send("POST", path, parts=parts, json=json, data=data, params=params, headers=headers)
+
+    def _send(
+        self, method: str, path: str, *, repeatable: bool = True, parts: Sequence[Part] = (), **content: Any
+    ) -> httpx.Response:
+        attempts = ATTEMPTS if repeatable else 1
+        for attempt in range(1, attempts + 1):
+            last = attempt == attempts
+            pause = FIRST_PAUSE * 2 ** (attempt - 1)
+            try:
+                response = self._send_once(method, path, parts, content)
+            except httpx.TransportError as error:
+                if last or isinstance(error, httpx.UnsupportedProtocol):
+                    raise ServiceUnreachable(
+                        f"{self.url} does not answer ({_cause(error)}). Is `modelmend serve` running there?"
+                    ) from error
+            else:
+                if response.is_success:
+                    return response
+                problem = _problem(response)
+                if last or (problem.status, problem.code) not in _ASK_AGAIN:
+                    raise problem
+                pause = _retry_after(response, pause)
+            time.sleep(min(pause, LONGEST_PAUSE))
+        raise AssertionError("unreachable")
+
+    def _send_once(self, method: str, path: str, parts: Sequence[Part], content: Mapping[str, Any]) -> httpx.Response:
+        with ExitStack() as open_files:
+            files = [
+                (name, (filename, open_files.enter_context(body.open("rb")) if isinstance(body, Path) else body))
+                for name, filename, body in parts
+            ]
+            return self._http.request(method, path, files=files or None, **content)
+
+
+def resource_of(response: httpx.Response, kind: type[Kind]) -> Kind:
+    """The resource in a successful answer."""
+    with _understanding(response):
+        return kind.model_validate_json(response.content)
+
+
+def listed_in(response: httpx.Response, member: str, kind: type[Kind]) -> tuple[list[Kind], str | None]:
+    """The resources under ``member`` of a successful answer, and the token of the next page."""
+    with _understanding(response):
+        body = response.json()
+        return [kind.model_validate(item) for item in body[member]], body.get("next_page_token")
+
+
+@contextmanager
+def _understanding(response: httpx.Response) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ServiceUnreachable(f"What answers at {response.url} is not this service, or a newer one.") from error
+
+
+def _problem(response: httpx.Response) -> ProblemError:
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        body = {"title": f"The answer was {response.status_code} {response.reason_phrase}", "code": "no_problem"}
+    return ProblemError(response.status_code, body)
+
+
+def _retry_after(response: httpx.Response, default: float) -> float:
+    try:
+        return float(response.headers.get("Retry-After", default))
+    except ValueError:  # a date
+        return default
+
+
+def _cause(error: httpx.TransportError) -> str:
+    return str(error) or type(error).__name__

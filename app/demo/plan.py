@@ -1,0 +1,24 @@
+"""What the demo does, in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Shares are of the training rows."""
+
+    dataset_id: str = "digits"
+    model_id: str = "digits"
+    wrong_labels: float = 0.05
+    dropped_concept: str = "crossing"
+    removed_rows: float = 0.03
+    repeats: int = 2  # retrainings that each edit is compared with
+    seed: int = 0
+    architecture: Mapping[str, Any] = field(
+        default_factory=lambda: {"name": "small_conv", "width": 32, "image_size": 8, "channels": 1}
+    )
+    training: Mapping[str, Any] = field(default_factory=lambda: {"epochs": 30})
