@@ -19,8 +19,10 @@ from app.database import make_engine, make_sessions
 from app.kit.logs import configure_logging
 from app.queueing import RqDoorbell
 from app.settings import Settings
+from worker.housekeeping import FIRST_AFTER, tidy
 from worker.jobs import ComputeUnavailable, Worker, run_job
 from worker.listener import ForwardToStructlog, Listener
+from worker.periodic import Periodic
 from worker.process import ComputeProcess
 from worker.stop import Stop
 from worker.sweeper import Sweeper
@@ -68,13 +70,19 @@ def run(settings: Settings, *, executor: str = EXECUTOR) -> None:
         stop=Stop(settings.drain_seconds),
     )
     sweeper = Sweeper(worker.sessions, store, doorbell, period=settings.sweep_seconds, max_deaths=settings.max_attempts)
+    threads = [
+        Periodic("sweeper", sweeper.sweep),
+        Periodic("housekeeping", lambda: tidy(worker.sessions, store), first_after=FIRST_AFTER),
+    ]
     log.info("worker_started", worker=worker.worker_id, device=settings.device)
     try:
-        sweeper.start()
+        for thread in threads:
+            thread.start()
         _listen(worker, settings.redis_url)
     finally:
         worker.process.kill()
-        sweeper.stop()
+        for thread in threads:
+            thread.stop()
         doorbell.close()
         engine.dispose()
         log.info("worker_stopped", worker=worker.worker_id)
@@ -106,6 +114,7 @@ def _listen(worker: Worker, redis_url: str) -> None:
     while not worker.stop.requested:
         try:
             listener = Listener(redis_url, worker.settings.queue_name, answer, worker.stop)
+            log.info("listening", queue=worker.settings.queue_name)
             listener.listen()
         except RedisError as error:
             log.warning("redis_not_answering", error=type(error).__name__)

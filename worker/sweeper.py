@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from uuid import UUID
 
 import structlog
 from sqlalchemy import exists, func, select
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, aliased, sessionmaker
 
 from app.artifacts import ArtifactStore
@@ -19,12 +18,13 @@ from worker.release import give_up_dead
 ADVISORY_LOCK = 0x6D6F64656C6D656E  # "modelmen": any number that no one else locks
 BATCH = 100
 SETTLE_SECONDS = 0.05  # past the moment a lease ends
+AGAIN_SECONDS = 0.5
 
 log = structlog.get_logger(__name__)
 
 
 class Sweeper:
-    """Sweeps every ``period`` seconds, and as soon as the next lease ends. Of many sweepers one at a time acts.
+    """Of many sweepers one at a time acts.
 
     The lock lives as long as one sweep's transaction: a sweeper that is lost from the network holds up the others no
     longer than that.
@@ -44,20 +44,9 @@ class Sweeper:
         self._doorbell = doorbell
         self._period = period
         self._max_deaths = max_deaths
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sweeper", daemon=True)
-
-    def start(self) -> None:
-        """Sweep in a thread, at once and then on and on."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Begin no further sweep, wait a moment for the running one."""
-        self._stopping.set()
-        self._thread.join(1.0)
 
     def sweep(self) -> float:
-        """One sweep. Returns seconds until the next is worth while, at most the period."""
+        """One sweep. Returns seconds until the next is worth while: the period, or the time to the next lease's end."""
         with self._sessions.begin() as session:
             if not session.scalar(select(func.pg_try_advisory_xact_lock(ADVISORY_LOCK))):
                 return self._period
@@ -72,16 +61,8 @@ class Sweeper:
             self._doorbell.ring(job_id)
         if next_end is None:
             return self._period
-        return min(self._period, max(float(next_end), 0.0) + SETTLE_SECONDS)
-
-    def _run(self) -> None:
-        pause = 0.0
-        while not self._stopping.wait(pause):
-            try:
-                pause = self.sweep()
-            except SQLAlchemyError as error:
-                log.warning("not_swept", error=type(error).__name__)
-                pause = self._period
+        # One that has ended already was locked, or ended while we looked.
+        return min(self._period, float(next_end) + SETTLE_SECONDS if next_end > 0 else AGAIN_SECONDS)
 
     def _expire_leases(self, session: Session) -> None:
         expired = (

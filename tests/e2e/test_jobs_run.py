@@ -30,8 +30,8 @@ def test_a_job_becomes_a_version_and_the_parent_never_imports_torch(workshop: Wo
 def test_two_workers_keep_fifty_edits_of_one_model_in_order(workshop: Workshop) -> None:
     workshop.add_model("digits")
     jobs = [workshop.queue_edit("digits") for _ in range(50)]
-    for _ in range(2):
-        workshop.worker()
+    workers = [workshop.worker(sweep_seconds=60.0) for _ in range(2)]
+    workshop.wait(lambda: all(worker.listens() for worker in workers))
     for job_id in jobs:
         workshop.doorbell.ring(job_id)
     workshop.wait_for_state(jobs[-1], "succeeded", "failed", timeout=60)

@@ -139,7 +139,7 @@ def test_with_the_default_settings_a_dead_worker_costs_less_than_ten_seconds(wor
     workshop.add_model("digits")
     with workshop.held():
         workers = [workshop.worker(**defaults) for _ in range(2)]
-        workshop.wait(lambda: all("compute_process_started" in worker.log() for worker in workers))
+        workshop.wait(lambda: all(worker.listens() for worker in workers))
         job_id = workshop.ask_for_edit("digits")
         workshop.wait(lambda: len(calls()) == 1)
         busy = next(worker for worker in workers if "job_started" in worker.log())

@@ -50,10 +50,10 @@ def test_redis_down_when_a_job_is_asked_for_and_up_again(
     url = own_redis.redis_url
     workshop.add_model("digits")
     worker = workshop.worker(redis_url=url)
-    workshop.wait(lambda: "compute_process_started" in worker.log())
+    workshop.wait(worker.listens)
     own_redis.stop()
     job_id = workshop.ask_for_edit("digits", redis_url=url)
-    workshop.wait(lambda: "redis" in worker.log().lower().partition("compute_process_started")[2])
+    workshop.wait(lambda: "redis" in worker.log().lower().partition("listening")[2])
     assert workshop.job(job_id).state == "queued"
     own_redis.start()
     assert own_redis.redis_url == url

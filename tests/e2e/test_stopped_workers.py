@@ -13,7 +13,7 @@ from tests.worker.workshop import Workshop
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_idle_worker_stops_at_once(workshop: Workshop, number: signal.Signals) -> None:
     worker = workshop.worker()
-    workshop.wait(lambda: "compute_process_started" in worker.log())
+    workshop.wait(worker.listens)
     worker.signal(number)
     assert worker.exit_status() == 0
     assert "Traceback" not in worker.log()

@@ -65,3 +65,9 @@ def not_a_number(task: Task, store: ArtifactStore, device: str, progress: Progre
 def segfault(task: Task, store: ArtifactStore, device: str, progress: Progress) -> Result:
     os.kill(os.getpid(), signal.SIGSEGV)
     raise AssertionError("unreachable")
+
+
+def choose(task: Task, store: ArtifactStore, device: str, progress: Progress) -> Result:
+    """What the task's options name."""
+    behaviour = {"compute": compute, "fail": fail, "crash": crash, "not_a_number": not_a_number, "segfault": segfault}
+    return behaviour[task.options["behaviour"]](task, store, device, progress)

@@ -11,7 +11,7 @@ from app.queueing import MemoryDoorbell
 from app.tables import Job
 from tests.worker.workshop import Workshop
 from worker.claim import claim_next
-from worker.sweeper import ADVISORY_LOCK, SETTLE_SECONDS, Sweeper
+from worker.sweeper import ADVISORY_LOCK, AGAIN_SECONDS, SETTLE_SECONDS, Sweeper
 
 PERIOD = 30.0
 
@@ -126,7 +126,7 @@ def test_a_row_that_someone_holds_is_left_for_the_next_sweep(workshop: Workshop)
         claim(workshop, job_id, -1.0)
     with workshop.sessions.begin() as session:
         session.execute(select(Job).where(Job.id == held).with_for_update())
-        sweeper(workshop, MemoryDoorbell()).sweep()
+        assert sweeper(workshop, MemoryDoorbell()).sweep() == AGAIN_SECONDS
         assert (workshop.job(held).state, workshop.job(free).state) == ("running", "queued")
 
 

@@ -54,6 +54,10 @@ class WorkerProcess:
     def log(self) -> str:
         return self._log.read_text()
 
+    def listens(self) -> bool:
+        """Whether it has come as far as to wait for rings."""
+        return "listening" in self.log()
+
     def kill(self) -> None:
         """SIGKILL the parent alone."""
         self.process.kill()

@@ -7,7 +7,7 @@ import sys
 from app.settings import Settings
 from worker.main import run, set_up_logging
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # a package's, as ``python -m worker`` is: spawned children do not import it again
     set_up_logging()
     run(Settings(), executor=sys.argv[1])
     sys.stderr.write(f"torch in the parent: {'torch' in sys.modules}\n")
