@@ -17,7 +17,7 @@ from app.demo.plan import Plan
 from app.demo.report import outcome_table, write_report
 from app.demo.steps import EDITS, PREPARATION, Demonstration, prepare, show_history
 from app.serving import RunningService, ServingError, StopSignals, running_service
-from app.serving.first_key import FILE as KEY_FILE
+from app.serving.first_key import read_admin_key
 from app.settings import Settings
 
 
@@ -36,7 +36,12 @@ def run_demo(settings: Settings, *, data_dir: Path | None, report: Path, plan: P
     """
     started_at = time.monotonic()
     with StopSignals() as signals, _service(settings, data_dir, signals, console) as service:
-        key = (service.data_dir / KEY_FILE).read_text().strip()
+        key = read_admin_key(service.data_dir)
+        if key is None:
+            raise ServingError(
+                "The database has an administrator's key already, and the demo does not know it. Unset "
+                "MODELMEND_DATABASE_URL, so that the demo starts a database of its own."
+            )
         with Client(service.url, key) as client:
             if any(model.id == plan.model_id for model in client.models()):
                 raise ServingError(

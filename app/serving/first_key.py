@@ -33,3 +33,11 @@ def ensure_admin_key(database_url: str, data_dir: Path) -> str | None:
         return text
     finally:
         engine.dispose()
+
+
+def read_admin_key(data_dir: Path) -> str | None:
+    """The text that ``ensure_admin_key`` kept, if it did and the file is still there."""
+    try:
+        return (data_dir / FILE).read_text().strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
