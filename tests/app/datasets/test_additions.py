@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import event, select, update
 from sqlalchemy.orm import Session
 
 from app.access.rules import Role
@@ -220,6 +220,18 @@ def test_one_key_is_added_once_by_two_at_the_same_time(stage: Stage) -> None:
         rows = session.scalars(select(Sample.id)).all()
     # Images of rows, the snapshot, and the uploads that were not used.
     assert len(state(stage.service)["files"]) == len(rows) + 1 + 4
+
+
+def test_many_subjects_are_made_in_two_statements(service: Service) -> None:
+    statements: list[str] = []
+    with service.sessions.begin() as session:
+        repository.upsert_subjects(session, ["person 3"])
+        event.listen(
+            service.services.engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2])
+        )
+        made = repository.upsert_subjects(session, [f"person {number}" for number in range(1000)])
+    assert (len(made), len(set(made.values()))) == (1000, 1000)
+    assert len(statements) == 2
 
 
 def test_subjects_made_by_two_in_opposite_orders_do_not_wait_for_each_other(service: Service) -> None:
