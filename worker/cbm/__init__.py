@@ -1,0 +1,1 @@
+"""The concept bottleneck model: image → concept probabilities → class."""

@@ -1,0 +1,100 @@
+"""Sequential training: the concept predictor on concepts, then the label predictor on its probabilities."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from worker.cbm.concept_predictor import ConceptPredictor, build_concept_predictor
+from worker.data.tensors import LabelledImages
+
+Progress = Callable[[int, int], None]
+
+
+def concept_losses(logits: Tensor, concepts: Tensor) -> Tensor:
+    """Per-sample concept loss ``Σ_j m_j BCE(z_j, c_j)`` ``[B]``; unknown labels (−1) have ``m_j = 0``."""
+    known = (concepts >= 0).to(logits.dtype)
+    losses = binary_cross_entropy_with_logits(logits, concepts.clamp_min(0).to(logits.dtype), reduction="none")
+    return (losses * known).sum(dim=1)
+
+
+@torch.no_grad()
+def predict_logits(model: nn.Module, images: Tensor, batch_size: int = 512) -> Tensor:
+    """Concept logits ``[n, k]`` in eval mode."""
+    model.eval()
+    return torch.cat([model(chunk) for chunk in torch.split(images, batch_size)])
+
+
+def train_concept_predictor(
+    architecture: Mapping[str, Any],
+    training: Mapping[str, Any],
+    train: LabelledImages,
+    calibration: LabelledImages,
+    *,
+    seed: int,
+    progress: Progress,
+) -> tuple[ConceptPredictor, dict[str, Any]]:
+    """Minimise the concept objective by Adam with a cosine schedule; keep the epoch with the best calibration loss.
+
+    Args:
+        architecture: see :func:`build_concept_predictor`.
+        training: ``epochs, batch_size, learning_rate, weight_decay, patience, augment``; ``weight_decay`` is the
+            ``λ`` of the objective whose data term is summed over concepts and averaged over samples.
+        seed: of initial weights, batch order and augmentation.
+        progress: called with (epochs done, epochs).
+
+    Returns:
+        The predictor in eval mode, and the history of the run.
+    """
+    device = train.images.device
+    model = build_concept_predictor(architecture, train.concepts.shape[1], seed=seed).to(device)
+    generator = torch.Generator().manual_seed(seed)
+    epochs, batch_size = training["epochs"], min(training["batch_size"], len(train))
+    batches_per_epoch = max(1, len(train) // batch_size)  # a tail of few rows would make BatchNorm's statistics noise
+    optimizer = torch.optim.Adam(
+        model.parameters(), lr=training["learning_rate"], weight_decay=training["weight_decay"]
+    )
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * batches_per_epoch)
+    best, best_epoch, best_state = float("inf"), 0, copy.deepcopy(model.state_dict())
+    history: list[dict[str, float]] = []
+    for epoch in range(epochs):
+        model.train()
+        order = torch.randperm(len(train), generator=generator).to(device)
+        total = torch.zeros((), device=device)
+        for b in range(batches_per_epoch):
+            rows = order[b * batch_size : (b + 1) * batch_size]
+            images = train.images[rows]
+            if training["augment"]:
+                images = _shifted(images, generator)
+            loss = concept_losses(model(images), train.concepts[rows]).mean()
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+            total += loss.detach()
+        held_out = float(concept_losses(predict_logits(model, calibration.images), calibration.concepts).mean())
+        history.append({"train_loss": float(total) / batches_per_epoch, "calibration_loss": held_out})
+        progress(epoch + 1, epochs)
+        if held_out < best:
+            best, best_epoch, best_state = held_out, epoch, copy.deepcopy(model.state_dict())
+        elif epoch - best_epoch >= training["patience"]:
+            break
+    model.load_state_dict(best_state)
+    model.eval()
+    return model, {"epochs_run": len(history), "best_epoch": best_epoch + 1, "history": history}
+
+
+def _shifted(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Each image moved by up to a sixteenth of its width, edges repeated: the mildest of augmentations."""
+    reach = max(1, images.shape[-1] // 16)
+    padded = nn.functional.pad(images, (reach, reach, reach, reach), mode="replicate")
+    dy, dx = torch.randint(0, 2 * reach + 1, (2, len(images)), generator=generator).tolist()
+    height, width = images.shape[-2:]
+    return torch.stack(
+        [padded[i, :, y : y + height, x : x + width] for i, (y, x) in enumerate(zip(dy, dx, strict=True))]
+    )

@@ -1,0 +1,90 @@
+"""The training rows before and after an edit, in one frame: which rows left, came, or changed their labels.
+
+Both sides keep the base version's concept columns. A dropped concept is unknown (−1) after the edit, so masks in
+loss, residual and curvature do all that dropping means, until the head's rows are deleted at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from worker.data.tensors import LabelledImages
+
+UNKNOWN = -1
+
+
+@dataclass(frozen=True)
+class EditedData:
+    """Attributes:
+    before: the training rows the base version was trained on.
+    after: the training rows of the edited data set.
+    dropped: concept columns that the edit drops.
+    """
+
+    before: LabelledImages
+    after: LabelledImages
+    dropped: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.dropped and bool((self.after.concepts[:, list(self.dropped)] != UNKNOWN).any()):
+            raise ValueError("dropped concepts must be unknown after the edit")
+
+    @cached_property
+    def _shared(self) -> tuple[Tensor, Tensor]:
+        """Positions (before, after) of the rows on both sides, in the same order."""
+        positions = {sample: i for i, sample in enumerate(self.before.sample_ids.tolist())}
+        pairs = [(positions[s], j) for j, s in enumerate(self.after.sample_ids.tolist()) if s in positions]
+        table = torch.tensor(pairs, dtype=torch.long, device=self.before.sample_ids.device).reshape(-1, 2)
+        return table[:, 0], table[:, 1]
+
+    @cached_property
+    def removed(self) -> Tensor:
+        """Positions in ``before`` of rows that leave."""
+        return _others(len(self.before), self._shared[0])
+
+    @cached_property
+    def added(self) -> Tensor:
+        """Positions in ``after`` of rows that come."""
+        return _others(len(self.after), self._shared[1])
+
+    @cached_property
+    def fixed(self) -> Tensor:
+        """Positions in ``after`` of rows of which a label other than a dropped concept's changed."""
+        before, after = self._shared
+        kept = [j for j in range(self.before.concepts.shape[1]) if j not in set(self.dropped)]
+        changed = (self.before.concepts[before][:, kept] != self.after.concepts[after][:, kept]).any(dim=1)
+        return after[changed]
+
+    @cached_property
+    def untouched(self) -> Tensor:
+        """Positions in ``after`` of rows that the edit leaves as they are, dropped concepts aside."""
+        touched = torch.cat([self.fixed, self.added])
+        return _others(len(self.after), touched)
+
+    def before_of(self, after_positions: Tensor) -> Tensor:
+        """Positions in ``before`` of shared rows given by their positions in ``after``."""
+        before, after = self._shared
+        lookup = torch.full((len(self.after),), -1, dtype=torch.long, device=after.device)
+        lookup[after] = before
+        return lookup[after_positions]
+
+    def without_removal(self) -> EditedData:
+        """The same edit with the rows that leave still there: what is to be learned before anything is forgotten."""
+        stay = self.before.take(self.removed)
+        return replace(self, after=self.after.joined(self.masked(stay)))
+
+    def masked(self, rows: LabelledImages) -> LabelledImages:
+        """Rows with the dropped concepts made unknown."""
+        concepts = rows.concepts.clone()
+        concepts[:, list(self.dropped)] = UNKNOWN
+        return replace(rows, concepts=concepts)
+
+
+def _others(n: int, positions: Tensor) -> Tensor:
+    mask = torch.ones(n, dtype=torch.bool, device=positions.device)
+    mask[positions] = False
+    return mask.nonzero().squeeze(1)
