@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,3 +90,16 @@ class _ResNet18(ResNet):  # type: ignore[misc]  # torchvision has no types
 
 def _resnet18(width: int, stem: str) -> tuple[nn.Module, int]:
     return _ResNet18(width, stem), 8 * width
+
+
+def with_head_rows(model: ConceptPredictor, rows: list[int]) -> ConceptPredictor:
+    """A copy of the predictor that keeps only the given concepts, in the given order."""
+    result = copy.deepcopy(model)
+    if rows == list(range(model.head.out_features)):
+        return result
+    head = nn.Linear(model.head.in_features, len(rows), device=model.head.weight.device)
+    with torch.no_grad():
+        head.weight.copy_(model.head.weight[rows])
+        head.bias.copy_(model.head.bias[rows])
+    result.head = head
+    return result.eval()

@@ -129,3 +129,36 @@ def fit_label_predictor(
         theta = theta - length * direction
         value = objective.value(theta)
     raise RuntimeError(f"label predictor: no convergence in {max_iterations} Newton iterations")
+
+
+def closed_form_edit(
+    start: LabelPredictor,
+    *,
+    before: tuple[Tensor, Tensor],
+    intermediate: Tensor,
+    after: tuple[Tensor, Tensor],
+    weight_decay: float,
+) -> LabelPredictor:
+    """The paper's two Newton steps, with exact Hessians: first the rows change (``A``), then the concepts (``B``).
+
+    With ``J_D,g`` the objective on data ``D`` under concept predictor ``g``:
+    ``f* = f̂ + H⁻¹ (∇J_before,ĝ(f̂) − ∇J_after,ĝ(f̂))``, then ``f = f* − H*⁻¹ (∇J_after,ḡ(f*) − ∇J_after,ĝ(f*))``
+    (theorems on ``f`` for labels, removal and addition; for dropped concepts the columns are deleted beforehand).
+
+    Args:
+        start: ``f̂``.
+        before: probabilities ``[n, k]`` under ``ĝ`` and classes ``[n]`` of the rows before.
+        intermediate: probabilities ``[n', k]`` of the rows after, under ``ĝ``.
+        after: probabilities ``[n', k]`` under the edited ``ḡ`` and classes ``[n']``.
+        weight_decay: ``λ``.
+    """
+    num_classes = len(start.bias)
+    old = LabelObjective(*before, num_classes, weight_decay)
+    rows_changed = LabelObjective(intermediate, after[1], num_classes, weight_decay)
+    concepts_changed = LabelObjective(*after, num_classes, weight_decay)
+    theta = torch.cat([start.weight, start.bias[:, None]], dim=1).to(torch.float64)
+    change = old.gradient(theta) - rows_changed.gradient(theta)
+    theta = theta + old.newton_direction(change, old.posterior(theta), tolerance=1e-10)
+    change = concepts_changed.gradient(theta) - rows_changed.gradient(theta)
+    theta = theta - rows_changed.newton_direction(change, rows_changed.posterior(theta), tolerance=1e-10)
+    return LabelPredictor(theta[:, :-1].clone(), theta[:, -1].clone())

@@ -68,16 +68,16 @@ def best_trial(trials: Sequence[Trial], *, level: float, held_out_limit: float) 
 
 @dataclass(frozen=True)
 class Estimate:
-    """One estimate of the right scale and the standard error of its logarithm."""
+    """One estimate of how far the removed rows' loss should rise, and the standard error of its logarithm."""
 
-    scale: float
+    rise: float
     log_error: float
 
 
-def combined_scale(estimates: Sequence[Estimate]) -> float:
-    """Geometric mean of the scales, weighted by inverse variance; 0 if any estimate says to stay."""
-    if any(estimate.scale <= 0 for estimate in estimates):
+def combined_rise(estimates: Sequence[Estimate]) -> float:
+    """Geometric mean of the rises, weighted by inverse variance; 0 if any estimate says to stay."""
+    if any(estimate.rise <= 0 for estimate in estimates):
         return 0.0
     weights = [1 / estimate.log_error**2 for estimate in estimates]
-    total = sum(weight * math.log(e.scale) for weight, e in zip(weights, estimates, strict=True))
+    total = sum(weight * math.log(e.rise) for weight, e in zip(weights, estimates, strict=True))
     return math.exp(total / sum(weights))

@@ -1,0 +1,226 @@
+"""One edit end to end, on tensors: from a model and an edited data set to the edited model and what was done."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from worker.cbm.concept_predictor import ConceptPredictor, with_head_rows
+from worker.cbm.label_predictor import LabelPredictor, closed_form_edit, fit_label_predictor
+from worker.cbm.metrics import concept_metrics, label_metrics
+from worker.cbm.training import predict_logits
+from worker.curvature import vectors
+from worker.curvature.factors import Factors
+from worker.data.tensors import LabelledImages
+from worker.editing.edited_data import EditedData
+from worker.editing.gradients import after_gradient, edit_gradient
+from worker.editing.guard import require_classes, require_gain, require_utility
+from worker.editing.phases import Bench, Progress, Settings, Step, drop, forget, learn
+from worker.editing.repair import warm_pass
+from worker.editing.step import Curvature, Line, recompute_statistics
+
+REPAIR_THRESHOLD = 1.02
+"""Repair when the held-out concept loss is this many times what it was."""
+
+
+@dataclass(frozen=True)
+class EditInput:
+    """Attributes:
+    model: the base version's concept predictor; not modified.
+    label_predictor: the base version's.
+    factors: EK-FAC factors that cover every trainable parameter of ``model``.
+    data: training rows before and after, in the base version's columns.
+    calibration: held-out rows of the edited data set, in the base version's columns, dropped concepts unknown.
+    concepts: names of the base version's columns.
+    classes: names of the classes.
+    training: the model's training settings.
+    """
+
+    model: ConceptPredictor
+    label_predictor: LabelPredictor
+    factors: Factors
+    data: EditedData
+    calibration: LabelledImages
+    concepts: list[str]
+    classes: list[str]
+    training: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class EditOutcome:
+    """The edited model, its head without the dropped concepts' rows, and the numbers of the edit."""
+
+    model: ConceptPredictor
+    label_predictor: LabelPredictor
+    report: dict[str, Any]
+
+
+@dataclass
+class Timings:
+    """Seconds per stage."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str):  # type: ignore[no-untyped-def]
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def edit(
+    given: EditInput,
+    *,
+    method: Literal["solve", "closed_form"],
+    label_solver: Literal["converged", "closed_form"],
+    tolerance: Mapping[str, float],
+    settings: Settings,
+    progress: Progress,
+) -> EditOutcome:
+    """Edit the model so that it is as if it had been trained on the edited data set.
+
+    Raises:
+        EditRefused: the guard found that held-out quality fell, nothing was gained, or a class would be empty.
+    """
+    require_classes(given.data.before.classes, given.data.after.classes, given.classes)
+    timings = Timings()
+    model = copy.deepcopy(given.model)
+    weight_decay = given.training["weight_decay"]
+    bench = Bench(model, given.factors, given.calibration, weight_decay, settings, progress)
+    before = held_out_metrics(given.model, given.label_predictor, given)
+    origin = vectors.from_parameters(model)
+    sample = bench.sample(given.data.untouched)
+    gradient_before = vectors.norm(after_gradient(model, given.data, sample, weight_decay))
+    if len(given.data.removed):
+        recompute_statistics(model, given.data.after.images)
+    start_loss = bench.loss(given.calibration)
+    repair_steps = 0
+    if method == "closed_form":
+        with timings.stage("solving"):
+            steps = [_closed_form_step(bench, given.data)]
+    else:
+        with timings.stage("drop"):
+            steps = drop(bench, given.data)
+        with timings.stage("learn"):
+            steps += learn(bench, given.data)
+        with timings.stage("forget"):
+            steps += forget(bench, given.data)
+        with timings.stage("repair"):
+            if bench.loss(given.calibration) > REPAIR_THRESHOLD * start_loss:
+                repair_steps = _repair(bench, given, settings)
+                if repair_steps:
+                    steps += forget(bench, given.data)
+    gradient_after = vectors.norm(after_gradient(model, given.data, sample, weight_decay))
+    step_norm = vectors.norm(vectors.axpy(-1.0, origin, vectors.from_parameters(model)))
+    edited = with_head_rows(model, _kept(given))
+    with timings.stage("label_predictor"):
+        progress("label_predictor", 0, 1)
+        label_predictor = _label_predictor(given, edited, label_solver)
+    after = held_out_metrics(edited, label_predictor, given)
+    require_utility(before, after, tolerance)
+    if method == "solve":
+        require_gain(steps)
+    report = {
+        "step": {
+            "norm": step_norm,
+            "relative_norm": step_norm / vectors.norm(origin),
+            "damping": bench.damping,
+            "iterations": sum(step.iterations for step in steps),
+            "scale": steps[-1].scale if steps else 0.0,
+            "steps": [step.to_json() for step in steps],
+            "repair_steps": repair_steps,
+            "curvature_rows": min(settings.curvature_rows, len(given.data.after)),
+            "gradient_norm": {"before": gradient_before, "after": gradient_after},
+            "batch_norm": given.factors.record.bn,
+        },
+        "calibration": {"before": before, "after": after},
+        "timings": timings.seconds,
+        "seeds": {"edit": settings.seed, "factors": given.factors.record.seed},
+    }
+    return EditOutcome(edited, label_predictor, report)
+
+
+def held_out_metrics(model: ConceptPredictor, label_predictor: LabelPredictor, given: EditInput) -> dict[str, float]:
+    """F1 scores on the calibration split, over the concepts that the edit keeps."""
+    probabilities = torch.sigmoid(predict_logits(model, given.calibration.images))
+    predicted = label_predictor.logits(probabilities).argmax(dim=1)
+    kept = _kept(given)
+    if probabilities.shape[1] != len(kept):
+        probabilities = probabilities[:, kept]
+    concepts = concept_metrics(
+        probabilities.cpu().numpy(),
+        given.calibration.concepts[:, kept].cpu().numpy(),
+        [given.concepts[j] for j in kept],
+    )
+    labels = label_metrics(predicted.cpu().numpy(), given.calibration.classes.cpu().numpy(), len(given.classes))
+    return {"concept_f1": concepts["concept_f1"], **labels}
+
+
+def _kept(given: EditInput) -> list[int]:
+    return [j for j in range(len(given.concepts)) if j not in set(given.data.dropped)]
+
+
+def _closed_form_step(bench: Bench, data: EditedData) -> Step:
+    """The paper's one-shot step ``θ̂ + (F + dI)⁻¹ u`` with EK-FAC for ``F``, full length, unmeasured."""
+    bench.progress("solving", 0, 1)
+    u = edit_gradient(bench.model, data, bench.sample(data.untouched))
+    if data.dropped:  # theorem 4.3: the kept objective's own gradient
+        u = vectors.scale(-1.0, after_gradient(bench.model, data, bench.sample(data.untouched), bench.weight_decay))
+    edited = data.after.take(torch.cat([data.fixed, data.added])).joined(data.masked(data.before.take(data.removed)))
+    before = bench.loss(edited)
+    curvature = Curvature(bench.model, data.after, bench.factors, bench.damping, data.dropped)
+    line = Line(bench.model, curvature.apply_inverse_factors(u))
+    line.at(1.0)
+    return Step(
+        "closed_form", 1.0, vectors.norm(line.direction), 0, 0.0, "closed_form", None, before, bench.loss(edited)
+    )
+
+
+def _repair(bench: Bench, given: EditInput, settings: Settings) -> int:
+    """A warm pass, undone unless the held-out loss fell."""
+    bench.progress("repair", 0, 1)
+    before, state = bench.loss(given.calibration), copy.deepcopy(bench.model.state_dict())
+    steps = warm_pass(
+        bench.model,
+        given.data.after,
+        learning_rate=given.training["learning_rate"],
+        weight_decay=bench.weight_decay,
+        batch_size=given.training["batch_size"],
+        seed=settings.seed,
+    )
+    if bench.loss(given.calibration) < before:
+        return steps
+    bench.model.load_state_dict(state)
+    return 0
+
+
+def _label_predictor(given: EditInput, edited: ConceptPredictor, solver: str) -> LabelPredictor:
+    dropped = list(given.data.dropped)
+    start = given.label_predictor.without_concepts(dropped) if dropped else given.label_predictor
+    weight_decay, num_classes = given.training["label_weight_decay"], len(given.classes)
+    if solver == "converged":
+        probabilities = _probabilities(edited, given.data.after)
+        return fit_label_predictor(
+            probabilities, given.data.after.classes, num_classes, weight_decay=weight_decay, start=start
+        )
+    kept = _kept(given)
+    return closed_form_edit(
+        start,
+        before=(_probabilities(given.model, given.data.before)[:, kept], given.data.before.classes),
+        intermediate=_probabilities(given.model, given.data.after)[:, kept],
+        after=(_probabilities(edited, given.data.after), given.data.after.classes),
+        weight_decay=weight_decay,
+    )
+
+
+def _probabilities(model: ConceptPredictor, rows: LabelledImages) -> Tensor:
+    return torch.sigmoid(predict_logits(model, rows.images))

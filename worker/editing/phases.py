@@ -1,0 +1,308 @@
+"""The three movements of an edit, each a direction and a measured length: drop, learn, forget.
+
+Each moves the model in place and says what it did. They work on disjoint rows of one edited data set, so their order
+is a choice: what must be learned comes first, and forgetting last, because learning drifts back towards membership.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from worker.cbm.concept_predictor import ConceptPredictor
+from worker.cbm.training import concept_losses, predict_logits
+from worker.curvature import vectors
+from worker.curvature.factors import Factors
+from worker.curvature.solve import Solution
+from worker.curvature.vectors import ParameterVector
+from worker.data.tensors import LabelledImages
+from worker.editing.edited_data import EditedData
+from worker.editing.gradients import after_gradient, edit_gradient, sample_rows
+from worker.editing.length import Estimate, Trial, best_trial, combined_rise, scale_reaching
+from worker.editing.step import Curvature, Line
+
+Progress = Callable[[str, int, int], None]
+
+FEW_ROWS = 50
+"""Below this, rows are compared with rows of their own class: a handful is no sample of the whole."""
+
+CONTROL_ROWS = 160
+CONTROL_GROUPS = 4
+CONTROL_LOG_ERROR = 0.3
+"""Scales of equal groups vary by about this much in their logarithm (measured on small nets), sampling error aside."""
+
+ENOUGH_ROWS_ERROR = 0.15
+"""With a smaller relative standard error of the held-out level, control groups would add nothing."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How steps are computed.
+
+    Attributes:
+        iterations: of conjugate gradients, one exact product each.
+        curvature_rows: rows the products average over.
+        sample_rows: of untouched rows that stand for all of them in large sums.
+        rounds: re-linearised steps at most.
+        damping: ``d``; None takes the weight decay, at least a tenth of the factors' mean eigenvalue.
+        seed: of every sample drawn.
+    """
+
+    iterations: int = 8
+    curvature_rows: int = 512
+    sample_rows: int = 1024
+    rounds: int = 4
+    damping: float | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every phase needs: the model it moves, and what it measures and solves with."""
+
+    model: ConceptPredictor
+    factors: Factors
+    calibration: LabelledImages
+    weight_decay: float
+    settings: Settings
+    progress: Progress
+
+    @property
+    def damping(self) -> float:
+        if self.settings.damping is not None:
+            return self.settings.damping
+        return max(self.weight_decay, 0.1 * self.factors.mean_eigenvalue)
+
+    def losses(self, rows: LabelledImages) -> Tensor:
+        """Concept losses ``[n]`` of rows under the model as it is now."""
+        return concept_losses(predict_logits(self.model, rows.images), rows.concepts)
+
+    def loss(self, rows: LabelledImages) -> float:
+        return float(self.losses(rows).mean()) if len(rows) else 0.0
+
+    def sample(self, positions: Tensor) -> Tensor:
+        """At most ``sample_rows`` of the positions, chosen by the seed."""
+        return _chosen(positions, self.settings.sample_rows, self.settings.seed)
+
+    def solve(self, u: ParameterVector, data: EditedData) -> Solution:
+        """The direction for ``u`` with curvature over a sample of the edited data set."""
+        rows = sample_rows(data.after, self.settings.curvature_rows, self.settings.seed)
+        curvature = Curvature(self.model, rows, self.factors, self.damping, data.dropped)
+        return curvature.solve(
+            u,
+            iterations=self.settings.iterations,
+            progress=lambda done, total: self.progress("solving", done, total),
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step that was taken."""
+
+    phase: str
+    scale: float
+    norm: float
+    iterations: int
+    relative_residual: float
+    stop: str
+    level: float | None
+    loss_before: float
+    loss_after: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def learn(bench: Bench, data: EditedData) -> list[Step]:
+    """Make corrected and added rows look like training rows: their loss falls to the training level and no further.
+
+    Each round steps along ``u(θ) = ∇J_before(θ̂) − ∇J_after(θ)`` at where the model is, until the level is reached or
+    a round gains little.
+    """
+    data = data.without_removal()
+    rows = data.after.take(torch.cat([data.fixed, data.added]))
+    if not len(rows):
+        return []
+    sample = bench.sample(data.untouched)
+    level = _level(bench, rows, data.after.take(sample))
+    bench.progress("gradient", 0, 1)
+    first = edit_gradient(bench.model, data, sample)
+    after_at_start = after_gradient(bench.model, data, sample, bench.weight_decay)
+    held_out_limit = 1.02 * bench.loss(bench.calibration)
+    steps: list[Step] = []
+    u = first
+    for _ in range(bench.settings.rounds):
+        before = bench.loss(rows)
+        if before <= level:
+            break
+        solution = bench.solve(u, data)
+        line = Line(bench.model, solution.vector)
+        chosen = _falling(bench, line, rows, level, held_out_limit)
+        steps.append(_step("learn", line, chosen.scale, solution, level, before, chosen.edited))
+        gain = (before - chosen.edited) / (before - level)
+        if chosen.scale == 0.0 or gain < 0.1:
+            break
+        after_now = after_gradient(bench.model, data, sample, bench.weight_decay)
+        u = vectors.axpy(1.0, first, vectors.axpy(-1.0, after_now, after_at_start))
+    return steps
+
+
+def drop(bench: Bench, data: EditedData) -> list[Step]:
+    """Let the kept concepts use what the dropped ones no longer need: a short step of the kept objective.
+
+    The direction is ``−∇J_after``, not the difference of gradients, and the length is where the held-out loss of the
+    kept concepts is least; at worst 0, which plainly deletes the concepts' rows.
+    """
+    if not data.dropped:
+        return []
+    bench.progress("gradient", 0, 1)
+    sample = bench.sample(data.untouched)
+    u = vectors.scale(-1.0, after_gradient(bench.model, data, sample, bench.weight_decay))
+    before = bench.loss(bench.calibration)
+    solution = bench.solve(u, data)
+    line = Line(bench.model, solution.vector)
+    trials = _trials(bench, line, bench.calibration, (0.0, 0.03, 0.06, 0.125, 0.25))
+    chosen = min((t for t in trials if math.isfinite(t.held_out)), key=lambda trial: trial.held_out)
+    line.at(chosen.scale)
+    return [_step("drop", line, chosen.scale, solution, None, before, chosen.held_out)]
+
+
+def forget(bench: Bench, data: EditedData) -> list[Step]:
+    """Make removed rows look like rows never seen: their loss rises to the level of unseen rows and no further."""
+    rows = data.masked(data.before.take(data.removed))
+    if not len(rows):
+        return []
+    forgetting = EditedData(data.after.joined(rows), data.after, data.dropped)
+    level: float | None = None
+    steps: list[Step] = []
+    for _ in range(bench.settings.rounds):
+        before = bench.loss(rows)
+        if level is not None and before >= 0.97 * level:
+            break
+        bench.progress("gradient", 0, 1)
+        solution = bench.solve(_removal_gradient(bench, forgetting), forgetting)
+        line = Line(bench.model, solution.vector)
+        if level is None:
+            level = _unseen_level(bench, forgetting, rows, line)
+        bench.progress("line_search", 0, 1)
+        scale = scale_reaching(lambda s, line=line: _loss_at(bench, line, s, rows), level, most=2.0)  # type: ignore[misc]
+        after = _loss_at(bench, line, scale, rows)
+        steps.append(_step("forget", line, scale, solution, level, before, after))
+        if scale == 0.0 or after - before < 0.1 * (level - before):
+            break
+    return steps
+
+
+def _removal_gradient(bench: Bench, data: EditedData) -> ParameterVector:
+    return edit_gradient(bench.model, data, bench.sample(data.untouched))
+
+
+def _unseen_level(bench: Bench, data: EditedData, rows: LabelledImages, line: Line) -> float:
+    """The mean loss that the removed rows should have, were they never seen.
+
+    The held-out level is right on average, but the mean of few rows hangs on the hardest of them, and how hard these
+    rows are only they can tell. So where few rows leave, control groups of as many kept rows are removed in thought:
+    the one scale at which *their* losses reach the held-out level says how far along their own direction the removed
+    rows should go. Both estimates are combined by their errors.
+    """
+    start = bench.loss(rows)
+    held_out = bench.losses(bench.calibration)
+    level = _level(bench, rows, bench.calibration)
+    if not start < level:
+        return start
+    spread = float(held_out.std() / held_out.mean())
+    error = spread / len(rows) ** 0.5
+    groups = min(CONTROL_GROUPS, CONTROL_ROWS // len(rows) + 1)
+    if error < ENOUGH_ROWS_ERROR or len(rows) * groups > len(data.untouched) // 2:
+        return level
+    scale = _control_scale(bench, data, len(rows), groups, float(held_out.mean()))
+    predicted = _loss_at(bench, line, scale, rows)
+    line.at(0.0)
+    control_error = (CONTROL_LOG_ERROR**2 + spread**2 / (groups * len(rows))) ** 0.5
+    estimates = [Estimate(level - start, error), Estimate(predicted - start, control_error)]
+    return start + combined_rise(estimates)
+
+
+def _control_scale(bench: Bench, data: EditedData, size: int, groups: int, level: float) -> float:
+    generator = torch.Generator().manual_seed(bench.settings.seed)
+    order = torch.randperm(len(data.after), generator=generator).to(data.after.sample_ids.device)
+    controls: list[tuple[Line, LabelledImages]] = []
+    for g in range(groups):
+        leaving, staying = order[g * size : (g + 1) * size], torch.cat([order[: g * size], order[(g + 1) * size :]])
+        thought = EditedData(data.after, data.after.take(staying.sort().values), data.dropped)
+        solution = bench.solve(_removal_gradient(bench, thought), thought)
+        controls.append((Line(bench.model, solution.vector), data.after.take(leaving)))
+
+    def loss(scale: float) -> float:
+        return sum(_loss_at(bench, line, scale, rows) for line, rows in controls) / len(controls)
+
+    scale = scale_reaching(loss, level, most=2.0, iterations=8)
+    controls[0][0].at(0.0)
+    return scale
+
+
+def _level(bench: Bench, rows: LabelledImages, reference: LabelledImages) -> float:
+    """Mean loss of the reference rows; of the same classes in the same proportions where ``rows`` are few."""
+    losses = bench.losses(reference)
+    if len(rows) >= FEW_ROWS:
+        return float(losses.mean())
+    overall = losses.mean()
+    means = []
+    for label in rows.classes:
+        same = losses[reference.classes == label]
+        means.append(same.mean() if len(same) else overall)
+    return float(torch.stack(means).mean())
+
+
+def _falling(bench: Bench, line: Line, rows: LabelledImages, level: float, held_out_limit: float) -> Trial:
+    bench.progress("line_search", 0, 1)
+    trials = _trials(bench, line, rows, (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0))
+    chosen = best_trial(trials, level=level, held_out_limit=held_out_limit)
+    earlier = [trial for trial in trials if trial.scale < chosen.scale]
+    if chosen.edited < level and earlier:
+        # Between the last scale above the level and the first below it: no further than asked.
+        low, high = earlier[-1].scale, chosen.scale
+        scale = low + scale_reaching(lambda s: -_loss_at(bench, line, low + s, rows), -level, most=high - low)
+        chosen = _trials(bench, line, rows, (scale,))[0]
+    line.at(chosen.scale)
+    return chosen
+
+
+def _trials(bench: Bench, line: Line, rows: LabelledImages, scales: tuple[float, ...]) -> list[Trial]:
+    return [
+        Trial(scale, _loss_at(bench, line, scale, rows), _loss_at(bench, line, scale, bench.calibration))
+        for scale in scales
+    ]
+
+
+def _loss_at(bench: Bench, line: Line, scale: float, rows: LabelledImages) -> float:
+    line.at(scale)
+    return bench.loss(rows)
+
+
+def _step(
+    phase: str, line: Line, scale: float, solution: Solution, level: float | None, before: float, after: float
+) -> Step:
+    return Step(
+        phase=phase,
+        scale=scale,
+        norm=scale * vectors.norm(line.direction),
+        iterations=solution.iterations,
+        relative_residual=solution.relative_residual,
+        stop=str(solution.stop),
+        level=level,
+        loss_before=before,
+        loss_after=after,
+    )
+
+
+def _chosen(positions: Tensor, size: int, seed: int) -> Tensor:
+    if len(positions) <= size:
+        return positions
+    generator = torch.Generator().manual_seed(seed)
+    return positions[torch.randperm(len(positions), generator=generator)[:size].to(positions.device)]

@@ -1,0 +1,42 @@
+"""A short warm pass over the edited data set, for when the rest of the data paid for an edit."""
+
+from __future__ import annotations
+
+import torch
+
+from worker.cbm.concept_predictor import ConceptPredictor
+from worker.cbm.training import concept_losses
+from worker.data.tensors import LabelledImages
+
+
+def warm_pass(
+    model: ConceptPredictor,
+    rows: LabelledImages,
+    *,
+    learning_rate: float,
+    weight_decay: float,
+    batch_size: int,
+    share: float = 0.25,
+    seed: int = 0,
+) -> int:
+    """``share`` of an epoch of plain gradient steps in eval mode; returns how many were taken.
+
+    BatchNorm keeps its statistics, so that what was measured before still describes the same function. Adam's first
+    steps are ``learning_rate`` long per weight whatever the gradient, hence plain SGD with momentum off.
+    """
+    model.eval()
+    parameters = [value for value in model.parameters() if value.requires_grad]
+    optimizer = torch.optim.SGD(parameters, lr=learning_rate, weight_decay=weight_decay)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(rows), generator=generator).to(rows.sample_ids.device)
+    batch_size = min(batch_size, len(rows))
+    steps = max(1, round(share * len(rows) / batch_size))
+    for b in range(steps):
+        chosen = order[b * batch_size : (b + 1) * batch_size]
+        loss = concept_losses(model(rows.images[chosen]), rows.concepts[chosen]).mean()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return steps
