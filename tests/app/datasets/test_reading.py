@@ -34,8 +34,8 @@ def test_a_data_set_is_read_as_it_was_registered(service: Service) -> None:
 
 
 @pytest.mark.parametrize("path", ["nothing", "No-Slug", "a%0Ab", "nothing/samples", "nothing/samples/k/image"])
-def test_what_is_not_there_is_not_found(service: Service, path: str) -> None:
-    problem(service.get(f"/datasets/{path}"), 404, "not_found")
+def test_what_is_not_there_is_not_found(unchanged: Service, path: str) -> None:
+    problem(unchanged.get(f"/datasets/{path}"), 404, "not_found")
 
 
 @pytest.mark.parametrize("key", ["img-99", "a%0Ab", "%ED%A0%80"])
@@ -151,5 +151,5 @@ def test_a_limited_key_sees_data_of_its_models_and_its_own(service: Service) -> 
     assert [dataset["id"] for dataset in service.get("/datasets", key=limited).json()["datasets"]] == ["own", "shapes"]
 
 
-def test_reading_needs_a_key(service: Service) -> None:
-    problem(service.get("/datasets", key="mm_nothing"), 401, "unauthenticated")
+def test_reading_needs_a_key(unchanged: Service) -> None:
+    problem(unchanged.get("/datasets", key="mm_nothing"), 401, "unauthenticated")

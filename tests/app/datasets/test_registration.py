@@ -124,7 +124,7 @@ def bad_images() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("many_files", [False, True], ids=["zip", "files"])
-def test_every_bad_row_is_reported_and_nothing_is_imported(service: Service, many_files: bool) -> None:
+def test_every_bad_row_is_reported_and_nothing_is_imported(unchanged: Service, many_files: bool) -> None:
     submission = Submission(rows_of(12))
     expected = []
     for number, (code, data) in enumerate(bad_images().items()):
@@ -148,18 +148,18 @@ def test_every_bad_row_is_reported_and_nothing_is_imported(service: Service, man
     ]
     manifest = submission.csv() + b"img-99,train\r\n"
     expected.append({"row": 13, "column": None, "code": "wrong_concept_count"})
-    before = state(service)
+    before = state(unchanged)
     found = problem(
-        register(service, submission.parts(manifest=manifest, many_files=many_files)), 422, "invalid_manifest"
+        register(unchanged, submission.parts(manifest=manifest, many_files=many_files)), 422, "invalid_manifest"
     )
     assert found["errors"] == expected
     assert found["errors_total"] == len(expected)
-    assert state(service) == before
+    assert state(unchanged) == before
 
 
-def test_a_long_report_is_cut_and_counted(service: Service) -> None:
+def test_a_long_report_is_cut_and_counted(unchanged: Service) -> None:
     rows = [{**rows_of(1)[0], "key": f"k-{number}", "class": "cone"} for number in range(1200)]
-    found = problem(register(service, Submission(rows).parts()), 422, "invalid_manifest")
+    found = problem(register(unchanged, Submission(rows).parts()), 422, "invalid_manifest")
     assert (len(found["errors"]), found["errors_total"]) == (1000, 1200)
 
 
@@ -208,28 +208,28 @@ def changed_definition(**members: Any) -> list[FilePart]:
         ({"secret": 1}, "/definition/secret", "unknown_field"),
     ],
 )
-def test_bad_definitions_are_refused(service: Service, members: dict[str, Any], pointer: str, code: str) -> None:
-    found = problem(register(service, changed_definition(**members)), 422, "invalid_request")
+def test_bad_definitions_are_refused(unchanged: Service, members: dict[str, Any], pointer: str, code: str) -> None:
+    found = problem(register(unchanged, changed_definition(**members)), 422, "invalid_request")
     assert [(error["pointer"], error["code"]) for error in found["errors"]] == [(pointer, code)]
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'{"id": NaN}', b"\xff", b"[]", b'"x"', b'{"title": "\\u0000"}'])
-def test_definitions_that_are_no_objects_are_refused(service: Service, text: bytes) -> None:
+def test_definitions_that_are_no_objects_are_refused(unchanged: Service, text: bytes) -> None:
     parts = [("definition", (None, text)), *Submission().parts()[1:]]
-    problem(register(service, parts), 422, "invalid_request")
+    problem(register(unchanged, parts), 422, "invalid_request")
 
 
 @pytest.mark.parametrize("name", ["definition", "manifest", "images"])
-def test_every_part_is_needed(service: Service, name: str) -> None:
+def test_every_part_is_needed(unchanged: Service, name: str) -> None:
     parts = [part for part in Submission().parts() if part[0] != name]
-    found = problem(register(service, parts), 422, "invalid_request")
+    found = problem(register(unchanged, parts), 422, "invalid_request")
     assert found["errors"] == [{"pointer": f"/{name}", "code": "missing"}]
 
 
-def test_parts_that_are_not_known_or_come_twice_are_refused(service: Service) -> None:
+def test_parts_that_are_not_known_or_come_twice_are_refused(unchanged: Service) -> None:
     parts = Submission().parts()
-    problem(register(service, [*parts, ("more", (None, b"x"))]), 422, "invalid_request")
-    problem(register(service, [*parts, ("manifest", ("m", b"x"))]), 422, "invalid_request")
+    problem(register(unchanged, [*parts, ("more", (None, b"x"))]), 422, "invalid_request")
+    problem(register(unchanged, [*parts, ("manifest", ("m", b"x"))]), 422, "invalid_request")
 
 
 def zip_of(*members: tuple[str, bytes]) -> bytes:
@@ -251,17 +251,17 @@ def zip_of(*members: tuple[str, bytes]) -> bytes:
     ids=["bomb", "traversal", "absolute", "truncated"],
 )
 def test_hostile_archives_are_refused_and_change_nothing(
-    service: Service, archive: bytes, status: int, code: str
+    unchanged: Service, archive: bytes, status: int, code: str
 ) -> None:
-    before = state(service)
-    problem(register(service, Submission().parts(archive=archive)), status, code)
-    assert state(service) == before
+    before = state(unchanged)
+    problem(register(unchanged, Submission().parts(archive=archive)), status, code)
+    assert state(unchanged) == before
 
 
-def test_file_names_that_lead_elsewhere_are_refused(service: Service) -> None:
+def test_file_names_that_lead_elsewhere_are_refused(unchanged: Service) -> None:
     submission = Submission()
     submission.images["../../etc/passwd"] = encoded()
-    found = problem(register(service, submission.parts(many_files=True)), 422, "invalid_archive")
+    found = problem(register(unchanged, submission.parts(many_files=True)), 422, "invalid_archive")
     assert found["errors"] == [{"entry": 7, "code": "unsafe_path"}]
 
 
@@ -338,13 +338,13 @@ def test_no_subject_and_no_key_is_ever_logged(service: Service, capfd: pytest.Ca
 
 
 @pytest.mark.parametrize("role", [Role.AUDITOR, Role.COMPLIANCE])
-def test_roles_that_may_not_create_are_refused_before_the_body_is_read(service: Service, role: Role) -> None:
-    problem(register(service, key=service.key_of(role)), 403, "forbidden")
+def test_roles_that_may_not_create_are_refused_before_the_body_is_read(unchanged: Service, role: Role) -> None:
+    problem(register(unchanged, key=unchanged.key_of(role)), 403, "forbidden")
 
 
-def test_the_idempotency_key_is_needed(service: Service) -> None:
-    answer = service.client.post(
-        "/datasets", headers={"Authorization": f"Bearer {service.key}"}, files=Submission().parts()
+def test_the_idempotency_key_is_needed(unchanged: Service) -> None:
+    answer = unchanged.client.post(
+        "/datasets", headers={"Authorization": f"Bearer {unchanged.key}"}, files=Submission().parts()
     )
     problem(answer, 400, "idempotency_key_missing")
 

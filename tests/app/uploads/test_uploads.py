@@ -73,23 +73,23 @@ def header_saying(**tensors: Any) -> bytes:
     ],
     ids=["empty", "text", "cut", "longer", "cut header", "huge header", "too few", "overflow", "gap", "pickle"],
 )
-def test_weights_that_are_not_safetensors_are_refused(service: Service, data: bytes) -> None:
-    before = state(service)
-    found = problem(send(service, WEIGHTS, data, kind="weights"), 422, "invalid_upload")
+def test_weights_that_are_not_safetensors_are_refused(unchanged: Service, data: bytes) -> None:
+    before = state(unchanged)
+    found = problem(send(unchanged, WEIGHTS, data, kind="weights"), 422, "invalid_upload")
     assert found["errors"] == [{"pointer": "/files/1", "code": "not_safetensors"}]
-    assert state(service) == before
+    assert state(unchanged) == before
 
 
-def test_every_bad_image_is_pointed_at_and_none_is_kept(service: Service) -> None:
-    before = state(service)
-    answer = send(service, encoded(), b"x", declaring(9000, 9000), deep(), encoded()[:-1])
+def test_every_bad_image_is_pointed_at_and_none_is_kept(unchanged: Service) -> None:
+    before = state(unchanged)
+    answer = send(unchanged, encoded(), b"x", declaring(9000, 9000), deep(), encoded()[:-1])
     assert problem(answer, 422, "invalid_upload")["errors"] == [
         {"pointer": "/files/1", "code": "undecodable_image"},
         {"pointer": "/files/2", "code": "oversized_image"},
         {"pointer": "/files/3", "code": "unsupported_pixels"},
         {"pointer": "/files/4", "code": "undecodable_image"},
     ]
-    assert state(service) == before
+    assert state(unchanged) == before
 
 
 def test_the_size_of_one_image_is_limited(database_url: str, tmp_path: Path) -> None:
@@ -98,11 +98,11 @@ def test_the_size_of_one_image_is_limited(database_url: str, tmp_path: Path) -> 
         assert found["errors"] == [{"pointer": "/files/0", "code": "oversized_image"}]
 
 
-def test_requests_that_send_nothing_or_something_else_are_refused(service: Service) -> None:
-    problem(service.post("/uploads?kind=image", files=[("other", ("a", b"x"))]), 422, "invalid_request")
-    problem(service.post("/uploads", files=[("files", ("a", b"x"))]), 422, "invalid_request")
-    problem(service.post("/uploads?kind=pickle", files=[("files", ("a", b"x"))]), 422, "invalid_request")
-    problem(service.post("/uploads?kind=image", json={}), 415, "unsupported_media_type")
+def test_requests_that_send_nothing_or_something_else_are_refused(unchanged: Service) -> None:
+    problem(unchanged.post("/uploads?kind=image", files=[("other", ("a", b"x"))]), 422, "invalid_request")
+    problem(unchanged.post("/uploads", files=[("files", ("a", b"x"))]), 422, "invalid_request")
+    problem(unchanged.post("/uploads?kind=pickle", files=[("files", ("a", b"x"))]), 422, "invalid_request")
+    problem(unchanged.post("/uploads?kind=image", json={}), 415, "unsupported_media_type")
 
 
 def test_the_same_request_again_gets_the_first_answer_and_file_names_are_not_stored(service: Service) -> None:
@@ -120,8 +120,8 @@ def test_the_same_request_again_gets_the_first_answer_and_file_names_are_not_sto
 
 
 @pytest.mark.parametrize("role", [Role.AUDITOR, Role.COMPLIANCE])
-def test_roles_that_may_not_create_send_nothing(service: Service, role: Role) -> None:
-    problem(send(service, encoded(), key=service.key_of(role)), 403, "forbidden")
+def test_roles_that_may_not_create_send_nothing(unchanged: Service, role: Role) -> None:
+    problem(send(unchanged, encoded(), key=unchanged.key_of(role)), 403, "forbidden")
 
 
 def test_uploads_whose_time_is_over_go_with_their_bytes(service: Service) -> None:
