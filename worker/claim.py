@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
 
+from psycopg.errors import LockNotAvailable
 from sqlalchemy import exists, func, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import Session, aliased, sessionmaker
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from app.edits import outcomes
 from app.tables import Job, Model
+
+LOCK_TIMEOUT = "1s"  # a lease begins with its claim: one that waited for long would be over before its job starts
 
 
 @dataclass(frozen=True)
@@ -39,15 +42,20 @@ def claim_next(
     """Claim the head of the line of ``rung_for``'s model, which may be another job than the one rung for.
 
     Returns:
-        None when the line is empty or a job of the model runs.
+        None when the line is empty, a job of the model runs, or the line stays locked; the next ring tries again.
     """
     claimed_at = time.monotonic()
     try:
         with sessions.begin() as session:
+            session.execute(select(func.set_config("lock_timeout", LOCK_TIMEOUT, True)))
             job = session.scalars(_statement(rung_for, worker_id, lease_seconds)).one_or_none()
             if job is None:
                 return None
             outcomes.start(session, job)
+    except OperationalError as error:
+        if not isinstance(error.orig, LockNotAvailable):
+            raise
+        return None
     except IntegrityError as error:
         # uq_jobs_model_id_running: another worker was faster in a way that the statement could not see.
         if "uq_jobs_model_id_running" not in str(error.orig):

@@ -45,7 +45,12 @@ class Cancelled:
 
 @dataclass(frozen=True)
 class Stopped:
-    """The worker cannot go on before the job is done; the computation was killed."""
+    """This worker ends before the job could; the computation was killed."""
+
+
+@dataclass(frozen=True)
+class Unable:
+    """The compute process ended by itself before it was ready: no job is to blame."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class Lost:
     """The job is not ours any more, or its lease ran out while Postgres did not answer; the computation was killed."""
 
 
-End = Finished | Failed | Crashed | Died | Cancelled | Stopped | Lost
+End = Finished | Failed | Crashed | Died | Cancelled | Stopped | Unable | Lost
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,7 @@ def run_job(worker: Worker, rung_for: UUID) -> None:
         ComputeUnavailable: the job was handed back; end the worker.
     """
     if worker.stop.requested:
+        worker.doorbell.ring(rung_for)  # for somebody else
         return
     settings = worker.settings
     claim = claim_next(
@@ -90,23 +96,29 @@ def run_job(worker: Worker, rung_for: UUID) -> None:
         job=str(claim.job_id), model=claim.job.model_id, attempt=claim.attempt
     ):
         log.info("job_started", kind=claim.job.kind, base_version=claim.job.base_version)
-        unavailable = False
-        with Lease(
-            worker.engine,
-            claim,
-            lease_seconds=settings.lease_seconds,
-            heartbeat_seconds=settings.heartbeat_seconds,
-        ) as lease:
-            end = _compute(worker, claim, lease)
-            if isinstance(end, Died) and not worker.process.ready:
-                unavailable, end = True, Stopped()
-            held = _settle(worker, claim, lease, end)
+        try:
+            end, held = _run_claimed(worker, claim)
+        except BaseException:
+            worker.process.kill()  # whatever it still computes must not be taken for the next job's result
+            raise
         log.info("job_ended", end=type(end).__name__, held=held, seconds=round(time.monotonic() - claim.claimed_at, 3))
     ring_next(worker, claim.job.model_id)
-    if unavailable:
+    if isinstance(end, Unable):
         raise ComputeUnavailable("the compute process ended before it was ready; its own output says why")
     if not worker.stop.requested:
         worker.process.ensure_started()  # one that was killed is back before the next job needs it
+
+
+def _run_claimed(worker: Worker, claim: Claim) -> tuple[End, bool]:
+    settings = worker.settings
+    with Lease(
+        worker.engine,
+        claim,
+        lease_seconds=settings.lease_seconds,
+        heartbeat_seconds=settings.heartbeat_seconds,
+    ) as lease:
+        end = _compute(worker, claim, lease)
+        return end, _settle(worker, claim, lease, end)
 
 
 def ring_next(worker: Worker, model_id: str) -> None:
@@ -171,6 +183,8 @@ def _watch(worker: Worker, claim: Claim, lease: Lease, task: Task) -> End:
         match process.next_message(LISTEN_SECONDS):
             case Progress() as progress:
                 lease.report(progress)
+            case Died(exitcode) if not submitted and exitcode is not None and exitcode > 0:  # no signal: it gave up
+                return Unable()
             case Finished() | Failed() | Crashed() | Died() as end:
                 return end
 

@@ -74,7 +74,7 @@ class ComputeProcess:
     """
 
     def __init__(self, settings: Settings, executor: str) -> None:
-        self._settings = settings
+        self._settings = settings.model_copy(update={"database_url": None, "redis_url": None})  # it needs no servers
         self._executor = executor
         self._process: SpawnProcess | None = None
         self._connection: Connection | None = None

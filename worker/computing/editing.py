@@ -1,0 +1,245 @@
+"""An edit as a job: the edited data set, the engine, evidence, and a new version's artifacts."""
+
+from __future__ import annotations
+
+import platform
+import time
+from dataclasses import replace
+from importlib.metadata import version as library_version
+from typing import Any
+
+import torch
+
+from app.datasets.snapshots import InvalidChanges, Snapshot, SnapshotChanges
+from worker.cbm.concept_predictor import HEAD, ConceptPredictor
+from worker.cbm.label_predictor import LabelPredictor
+from worker.cbm.training import concept_losses, predict_logits
+from worker.computing.factors import fit_on
+from worker.computing.training import train_both
+from worker.computing.workbench import Workbench, metrics
+from worker.curvature.factors import Factors
+from worker.curvature.surgery import drop_outputs
+from worker.data.tensors import LabelledImages
+from worker.editing.edited_data import UNKNOWN, EditedData
+from worker.editing.engine import EditInput, held_out_metrics
+from worker.editing.engine import edit as edit_model
+from worker.editing.guard import EditRefused
+from worker.editing.phases import Settings
+from worker.evidence.membership import loss_attack_auc
+from worker.tasks import Result, Task, TaskFailure
+
+
+def edit(bench: Workbench) -> Result:
+    """Apply the task's changes to its base version.
+
+    Raises:
+        TaskFailure: the changes do not apply, or the guard refused and ``on_failure`` does not allow a retraining.
+    """
+    task, start = bench.task, time.perf_counter()
+    if task.base is None or task.changes is None:
+        raise RuntimeError("an edit needs a base version and changes")
+    bench.progress("loading", 0, 1)
+    changes = SnapshotChanges.from_json(task.changes)
+    frame = Frame(bench, bench.snapshot(task.base.snapshot_digest), changes)
+    model, label_predictor = bench.model(task.base)
+    factors, factors_fitted = _factors(bench, model, frame)
+    loaded = time.perf_counter()
+    given = EditInput(
+        model=model,
+        label_predictor=label_predictor,
+        factors=factors,
+        data=frame.train,
+        calibration=frame.calibration,
+        concepts=task.base.concepts,
+        classes=task.base.classes,
+        training=task.training,
+    )
+    method = task.options.get("method", "solve")
+    try:
+        outcome = edit_model(
+            given,
+            method=method,
+            label_solver=task.options.get("label_solver", "converged"),
+            tolerance=task.options.get("tolerance", {"concept_f1": 0.02, "label_f1": 0.02}),
+            settings=Settings(seed=task.seed),
+            progress=bench.progress,
+        )
+        edited, edited_label, engine_report = outcome.model, outcome.label_predictor, outcome.report
+    except EditRefused as refusal:
+        if task.options.get("on_failure", "fail") != "retrain":
+            raise TaskFailure(refusal.code, refusal.detail) from refusal
+        edited, edited_label, engine_report = _retrained(bench, frame, given, refusal)
+        method = "retrain"
+    bench.progress("evaluating", 0, 1)
+    evaluated = time.perf_counter()
+    after_metrics = metrics(edited, edited_label, frame.test_after, frame.concepts_after)
+    before_metrics = metrics(model, label_predictor, frame.test, task.base.concepts, frame.kept)
+    report: dict[str, Any] = {
+        "kind": "edit",
+        "method": method,
+        "device": bench.device,
+        "operations": operation_counts(changes),
+        "metrics": {"before": before_metrics, "after": after_metrics},
+        "edited_rows": edited_rows(frame, {"before": model, "after": edited}),
+        "membership": None
+        if task.options.get("evidence", "standard") == "none"
+        else membership(frame, {"before": model, "after": edited}),
+        **engine_report,
+        "factors": {"fitted_here": factors_fitted, "version": _factors_version(task, factors_fitted)},
+        "libraries": {"torch": torch.__version__, "python": platform.python_version(), "modelmend": code_version()},
+    }
+    bench.progress("publishing", 0, 1)
+    child_factors = _child_factors(factors, changes)
+    result = Result(
+        concepts=frame.concepts_after,
+        publishes=True,
+        snapshot_digest=bench.store.put(frame.snapshot_after.to_bytes()),
+        weights_digest=bench.put_model(edited, edited_label),
+        factors_digest=bench.put_factors(child_factors),
+        factors_version=_factors_version(task, factors_fitted),
+        metrics=after_metrics,
+        report=report,
+    )
+    end = time.perf_counter()
+    report["timings"] = {
+        "loading": loaded - start,
+        **report.get("timings", {}),
+        "evaluating": end - evaluated,
+    }
+    report["seconds"] = end - start
+    return result
+
+
+class Frame:
+    """The data of an edit in the base version's columns, and as the edited version sees it.
+
+    Attributes:
+        train: rows before and after.
+        calibration, test: held-out rows of the edited data set; dropped concepts unknown in ``calibration``.
+        test_after: test rows in the edited version's columns.
+        kept: columns that are not dropped.
+    """
+
+    def __init__(self, bench: Workbench, before: Snapshot, changes: SnapshotChanges) -> None:
+        base = bench.task.base or (bench.task.compared and bench.task.compared["base"])
+        if not base:
+            raise RuntimeError("an edit has a base version")
+        try:
+            self.snapshot_after = before.apply(changes)
+            in_base_columns = before.apply(replace(changes, dropped=()))
+        except InvalidChanges as error:
+            raise TaskFailure("edit_no_longer_applies", str(error)) from error
+        self.dropped = tuple(sorted(set(changes.dropped)))
+        self.kept = [j for j in range(len(base.concepts)) if j not in set(self.dropped)]
+        self.concepts_after = [base.concepts[j] for j in self.kept]
+        train_before = bench.rows(before, "train")
+        self.train = EditedData(train_before, self._masked(bench.rows(in_base_columns, "train")), self.dropped)
+        self.calibration = self._masked(bench.rows(in_base_columns, "calibration"))
+        self.test = bench.rows(in_base_columns, "test")
+        self.test_after = bench.rows(self.snapshot_after, "test")
+
+    def columns_of(self, model: ConceptPredictor) -> list[int]:
+        """Columns of the base version that the model predicts: all, or those that were kept."""
+        return self.kept if model.head.out_features == len(self.kept) else list(range(model.head.out_features))
+
+    def losses(self, model: ConceptPredictor, rows: LabelledImages) -> torch.Tensor:
+        """Concept losses of rows in base columns, over the kept concepts only, so that models compare."""
+        logits = predict_logits(model, rows.images)
+        if logits.shape[1] != len(self.kept):
+            logits = logits[:, self.kept]
+        return concept_losses(logits, rows.concepts[:, self.kept])
+
+    def _masked(self, rows: LabelledImages) -> LabelledImages:
+        concepts = rows.concepts.clone()
+        concepts[:, list(self.dropped)] = UNKNOWN
+        return replace(rows, concepts=concepts)
+
+
+def edited_groups(frame: Frame) -> dict[str, LabelledImages]:
+    """The edited train rows by what became of them, labels as they are now."""
+    data = frame.train
+    groups = {
+        "removed": data.before.take(data.removed),
+        "fixed": data.after.take(data.fixed),
+        "added": data.after.take(data.added),
+    }
+    return {name: rows for name, rows in groups.items() if len(rows)}
+
+
+def edited_rows(frame: Frame, models: dict[str, ConceptPredictor]) -> dict[str, Any]:
+    """Mean concept loss of each group of edited rows under each model: ``{"removed": {"rows", "loss_before", …}}``."""
+    return {
+        name: {
+            "rows": len(rows),
+            **{f"loss_{when}": float(frame.losses(model, rows).mean()) for when, model in models.items()},
+        }
+        for name, rows in edited_groups(frame).items()
+    }
+
+
+def membership(frame: Frame, models: dict[str, ConceptPredictor]) -> dict[str, Any] | None:
+    """The loss attack on removed train rows against test rows, under each model; None if none were removed."""
+    removed = edited_groups(frame).get("removed")
+    if removed is None:
+        return None
+    result: dict[str, Any] = {"attack": "loss", "members": len(removed), "non_members": len(frame.test)}
+    for when, model in models.items():
+        members, others = (frame.losses(model, rows).cpu().numpy() for rows in (removed, frame.test))
+        result[f"auc_{when}"] = loss_attack_auc(members, others)
+    return result
+
+
+def operation_counts(changes: SnapshotChanges) -> dict[str, int]:
+    """How many labels, concepts and rows the edit touches."""
+    counts = {
+        "fix_concept_labels": len(changes.fixes),
+        "drop_concepts": len(changes.dropped),
+        "remove_samples": len(changes.removed),
+        "add_samples": len(changes.added),
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
+def code_version() -> str:
+    return library_version("modelmend")
+
+
+def _factors(bench: Workbench, model: ConceptPredictor, frame: Frame) -> tuple[Factors, bool]:
+    """The cached factors, or new ones where there are none or the method is the paper's, which refits."""
+    base = bench.task.base
+    if base is not None and base.factors_digest and bench.task.options.get("method") != "closed_form":
+        return bench.factors(base.factors_digest), False
+    return fit_on(bench, model, frame.train.before, bench.task.seed), True
+
+
+def _factors_version(task: Task, fitted_here: bool) -> int | None:
+    if task.base is None:
+        return None
+    return task.base.number if fitted_here else task.base.factors_version
+
+
+def _child_factors(factors: Factors, changes: SnapshotChanges) -> Factors:
+    return drop_outputs(factors, HEAD, sorted(set(changes.dropped))) if changes.dropped else factors
+
+
+def _retrained(
+    bench: Workbench, frame: Frame, given: EditInput, refusal: EditRefused
+) -> tuple[ConceptPredictor, LabelPredictor, dict[str, Any]]:
+    """What the request allows instead of a refused edit: the edited data set, trained anew."""
+    train_rows = bench.rows(frame.snapshot_after, "train")
+    model, label_predictor, history = train_both(
+        bench, train_rows, bench.rows(frame.snapshot_after, "calibration"), bench.task.seed, stage="retraining"
+    )
+    return (
+        model,
+        label_predictor,
+        {
+            "refused": {"code": refusal.code, "detail": refusal.detail},
+            "calibration": {
+                "before": held_out_metrics(given.model, given.label_predictor, given),
+                "after": held_out_metrics(model, label_predictor, given),
+            },
+            "training": history,
+            "seeds": {"training": bench.task.seed},
+        },
+    )

@@ -1,0 +1,61 @@
+"""Fitting a version's EK-FAC factors, and having them when an edit needs them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from worker.cbm.concept_predictor import ConceptPredictor
+from worker.computing.workbench import Workbench
+from worker.curvature.factors import Factors, fit_factors
+from worker.data.tensors import LabelledImages
+from worker.tasks import Result
+
+BATCH_SIZE = 256
+
+
+def fit(bench: Workbench) -> Result:
+    """Fit the factors of a version on its train split and store them."""
+    task = bench.task
+    if task.base is None:
+        raise RuntimeError("factors are fitted on a version")
+    start = time.perf_counter()
+    bench.progress("loading", 0, 1)
+    rows = bench.rows(bench.snapshot(task.base.snapshot_digest), "train")
+    model, _ = bench.model(task.base)
+    factors = fit_on(bench, model, rows, task.seed)
+    bench.progress("publishing", 0, 1)
+    digest = bench.put_factors(factors)
+    return Result(
+        concepts=task.base.concepts,
+        publishes=False,
+        factors_digest=digest,
+        factors_version=task.base.number,
+        report={
+            "kind": "fit_factors",
+            "device": bench.device,
+            "version": task.base.number,
+            "snapshot_sha256": task.base.snapshot_digest,
+            "factors_sha256": digest,
+            "manifest": factors.manifest(),
+            "seconds": time.perf_counter() - start,
+        },
+    )
+
+
+def fit_on(bench: Workbench, model: ConceptPredictor, rows: LabelledImages, seed: int) -> Factors:
+    """EK-FAC factors of the true Fisher at ``model``, over ``rows``."""
+    numbers = {"covariances": 0, "eigenbases": 1, "eigenvalues": 2}
+
+    def batches() -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
+        for start in range(0, len(rows), BATCH_SIZE):
+            part = slice(start, start + BATCH_SIZE)
+            known = (rows.concepts[part] >= 0).to(rows.images.dtype)
+            yield rows.images[part], known, torch.arange(start, start + len(known), device=rows.images.device)
+
+    return fit_factors(
+        model, batches, seed=seed, progress=lambda phase, _: bench.progress("fitting", numbers[phase], len(numbers))
+    )

@@ -1,0 +1,107 @@
+"""What every kind of job reads and writes: snapshots, images, weights, factors, metrics."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from app.artifacts import ArtifactStore
+from app.datasets.snapshots import Snapshot
+from worker.cbm.concept_predictor import ConceptPredictor
+from worker.cbm.label_predictor import LabelPredictor
+from worker.cbm.metrics import concept_metrics, label_metrics
+from worker.cbm.training import predict_logits
+from worker.cbm.weights import load_weights, save_weights
+from worker.curvature.factors import Factors
+from worker.curvature.storage import load_factors, save_factors
+from worker.data.images import ImageCache, labelled_images
+from worker.data.tensors import LabelledImages
+from worker.tasks import BaseVersion, Task, TaskFailure
+
+Progress = Callable[[str, int, int], None]
+
+IMAGES = ImageCache(budget=4 << 30)
+"""Decoded images of this process, shared by its tasks."""
+
+
+class Workbench:
+    """One task's view of the store and the device."""
+
+    def __init__(self, task: Task, store: ArtifactStore, device: str, progress: Progress) -> None:
+        self.task = task
+        self.store = store
+        self.device = device
+        self.progress = progress
+
+    def snapshot(self, digest: str) -> Snapshot:
+        return Snapshot.load(self.store.fetch(digest))
+
+    def rows(self, snapshot: Snapshot, split: str) -> LabelledImages:
+        """The rows of one split, on the device.
+
+        Raises:
+            TaskFailure: the split is empty, so there is nothing to train on, choose by or measure with.
+        """
+        positions = snapshot.rows(split)
+        if not len(positions):
+            raise TaskFailure("empty_split", f"the {split} split has no rows")
+        task = self.task
+        return labelled_images(snapshot, positions, IMAGES, self.store, task.dataset_id, task.architecture, self.device)
+
+    def model(self, version: BaseVersion) -> tuple[ConceptPredictor, LabelPredictor]:
+        """A published version's two predictors."""
+        model, label_predictor = load_weights(
+            self.store.fetch(version.weights_digest),
+            self.task.architecture,
+            len(version.concepts),
+            len(version.classes),
+            self.device,
+        )
+        if label_predictor is None:
+            raise RuntimeError("a published version has no label predictor")
+        return model, label_predictor
+
+    def put_model(self, model: ConceptPredictor, label_predictor: LabelPredictor) -> str:
+        """Digest of the stored weights."""
+        return self.store.put(save_weights(model, label_predictor))
+
+    def factors(self, digest: str) -> Factors:
+        return load_factors(self.store.fetch(digest), self.device)
+
+    def put_factors(self, factors: Factors) -> str:
+        """Digest of the stored factors."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "factors.safetensors"
+            save_factors(factors, path)
+            return self.store.put(path)
+
+
+def metrics(
+    model: ConceptPredictor,
+    label_predictor: LabelPredictor,
+    rows: LabelledImages,
+    concepts: list[str],
+    kept: list[int] | None = None,
+) -> dict[str, Any]:
+    """Metrics on rows whose columns are the model's.
+
+    Args:
+        concepts: names of the model's columns.
+        kept: columns to report, all if None: what remains comparable when concepts were dropped.
+    """
+    probabilities = torch.sigmoid(predict_logits(model, rows.images))
+    predicted = label_predictor.logits(probabilities).argmax(dim=1)
+    columns = list(range(len(concepts))) if kept is None else kept
+    return {
+        **concept_metrics(
+            probabilities[:, columns].cpu().numpy(),
+            rows.concepts[:, columns].cpu().numpy(),
+            [concepts[j] for j in columns],
+        ),
+        **label_metrics(predicted.cpu().numpy(), rows.classes.cpu().numpy(), len(label_predictor.bias)),
+        "rows": len(rows),
+    }
