@@ -142,7 +142,8 @@ def create_key(
     try:
         wanted = ApiKeyRequest(name=name, role=role.value, models=model or None)
     except ValidationError as error:
-        raise CommandError(f"The key cannot be made: {_places(error)}") from error
+        places = "; ".join(f"{e['loc'][0]}: {e['msg']}" for e in error.errors())
+        raise CommandError(f"The key cannot be made: {places}.") from error
     with operator_sessions(_settings(data_dir=data)) as sessions, sessions.begin() as session:
         _, text = access.create_key(session, name=name, role=role, model_ids=wanted.models, actor_ref=OPERATOR)
     typer.echo(text)
@@ -214,9 +215,8 @@ def main() -> NoReturn:
         _fail(str(error))
     except OperationalError as error:
         reason = str(error.orig).strip().splitlines()
-        _fail(
-            f"The database does not answer: {reason[0] if reason else 'no reason given'} Check MODELMEND_DATABASE_URL."
-        )
+        reason_given = reason[0] if reason else "no reason given"
+        _fail(f"The database does not answer ({reason_given}). Check MODELMEND_DATABASE_URL.")
     except PermissionError as error:
         _fail(f"{error.filename or 'A file'} is not accessible to this user: {error.strerror}.")
     except KeyboardInterrupt:
@@ -234,11 +234,8 @@ def _settings(**given: Any) -> Settings:
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        raise CommandError(f"The configuration is not valid: {_places(error)}") from error
-
-
-def _places(error: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()) + "."
+        places = "; ".join(f"MODELMEND_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors())
+        raise CommandError(f"The configuration is not valid: {places}.") from error
 
 
 def _existing(path: Path) -> Path:

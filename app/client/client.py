@@ -261,15 +261,15 @@ class Client:
         """Newest first."""
         return self._all(f"/models/{_in_path(model_id)}/ledger", "entries", LedgerEntry, {"kind": kind})
 
-    def create_key(self, name: str, role: str, *, models: Sequence[str] | None = None) -> NewApiKey:
-        """Make a key. Not repeated when the connection fails: look at ``keys`` and revoke what was lost."""
+    def create_api_key(self, name: str, role: str, *, models: Sequence[str] | None = None) -> NewApiKey:
+        """Make a key. Not repeated when the connection fails: look at ``api_keys`` and revoke what was lost."""
         body = {"name": name, "role": role, "models": None if models is None else list(models)}
         return resource_of(self._connection.act("/api-keys", body, repeatable=False), NewApiKey)
 
-    def keys(self) -> Iterator[ApiKey]:
+    def api_keys(self) -> Iterator[ApiKey]:
         return self._all("/api-keys", "api_keys", ApiKey)
 
-    def revoke_key(self, key_id: str) -> ApiKey:
+    def revoke_api_key(self, key_id: str) -> ApiKey:
         return resource_of(self._connection.act(f"/api-keys/{_in_path(key_id)}:revoke"), ApiKey)
 
     def _one(self, path: str, kind: type[Kind]) -> Kind:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 import httpx
+from pydantic import TypeAdapter
 
 from app.client.errors import ClientError, ProblemError, ServiceUnreachable
 from app.client.resources import Resource
@@ -19,6 +20,8 @@ FIRST_PAUSE = 0.2  # seconds, doubled each time: 3 s in all, in which an API pro
 LONGEST_PAUSE = 5.0
 _THIS_MACHINE = frozenset({"127.0.0.1", "localhost", "::1"})
 _ASK_AGAIN = {(503, "unavailable"), (409, "idempotency_in_flight")}
+
+_LIST = TypeAdapter(list[Any])
 
 Kind = TypeVar("Kind", bound=Resource)
 Content = bytes | Path
@@ -110,7 +113,8 @@ def listed_in(response: httpx.Response, member: str, kind: type[Kind]) -> tuple[
     """The resources under ``member`` of a successful answer, and the token of the next page."""
     with _understanding(response):
         body = response.json()
-        return [kind.model_validate(item) for item in body[member]], body.get("next_page_token")
+        items = _LIST.validate_python(body[member])
+        return [kind.model_validate(item) for item in items], body.get("next_page_token")
 
 
 @contextmanager

@@ -49,4 +49,4 @@ def remove_samples(samples: Iterable[str] = (), *, subjects: Iterable[str] = ())
 def add_samples(samples: Iterable[NewSample]) -> JsonObject:
     """Add rows."""
     rows = [asdict(sample) for sample in samples]
-    return {"op": "add_samples", "samples": [{**row, "class": row.pop("class_")} for row in rows]}
+    return {"op": "add_samples", "samples": [{"class": row.pop("class_"), **row} for row in rows]}

@@ -124,7 +124,8 @@ def _cannot_listen(host: str, port: int, error: OSError) -> str:
         )
     if error.errno in {errno.EACCES, errno.EPERM}:
         return f"Port {port} of {host} is not allowed to this user. Choose a port above 1023 with --port."
-    return f"Cannot listen on {host}: {error.strerror or error}. Choose an address of this machine with --host."
+    reason = error.strerror if error.errno is None or error.errno < 0 else os.strerror(error.errno)
+    return f"Cannot listen on {host}: {reason}. Choose an address of this machine with --host."
 
 
 def _make_private(*directories: Path) -> None:
