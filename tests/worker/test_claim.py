@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import select, text, update
 
 from app.edits import outcomes
-from app.tables import Job
+from app.tables import Job, Model
 from tests.waiting import wait_until
 from tests.worker.workshop import Workshop
 from worker.claim import Claim, claim_next
@@ -120,6 +120,16 @@ def test_a_claim_that_waited_for_a_publication_is_bound_to_what_was_published(wo
     following = waited or claim(workshop, second)
     assert following is not None
     assert (following.job_id, following.job.base_version) == (second, 2)
+
+
+def test_a_line_that_stays_locked_is_left_for_the_next_ring(workshop: Workshop) -> None:
+    """A lease that begins with its claim must not be over, or nearly, when the claim has waited."""
+    workshop.add_model("digits")
+    job_id = workshop.queue_edit("digits")
+    with workshop.sessions.begin() as session:
+        session.execute(select(Model.id).where(Model.id == "digits").with_for_update(key_share=True))
+        assert claim(workshop, job_id) is None
+    assert claim(workshop, job_id) is not None
 
 
 def test_many_workers_keep_a_line_in_order(workshop: Workshop) -> None:
