@@ -10,7 +10,7 @@ from uuid import UUID
 
 import structlog
 from sqlalchemy import Engine, select
-from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 
 from app.artifacts import ArtifactMissing, ArtifactStore
@@ -28,6 +28,7 @@ from worker.tasks import Result, Task, TaskFailure
 
 LISTEN_SECONDS = 0.1  # how late the end of a lease, a cancellation or a stop may be noticed
 RETRY_SECONDS = 0.5
+NOT_ANSWERING = (InterfaceError, InternalError, OperationalError)  # lost, silent for too long, or waiting for a lock
 UNEXPECTED = "internal_error"
 CODE_VERSION = version("modelmend")
 
@@ -67,7 +68,7 @@ class Worker:
 
     settings: Settings
     worker_id: str
-    engine: Engine
+    lease_engine: Engine
     sessions: sessionmaker[Session]
     store: ArtifactStore
     doorbell: Doorbell
@@ -112,7 +113,7 @@ def run_job(worker: Worker, rung_for: UUID) -> None:
 def _run_claimed(worker: Worker, claim: Claim) -> tuple[End, bool]:
     settings = worker.settings
     with Lease(
-        worker.engine,
+        worker.lease_engine,
         claim,
         lease_seconds=settings.lease_seconds,
         heartbeat_seconds=settings.heartbeat_seconds,
@@ -157,7 +158,7 @@ def _resolve(worker: Worker, claim: Claim, lease: Lease) -> Task | End:
                 return task_for(session, worker.store, claim.job)
         except TaskFailure as failure:
             return Failed(failure.code, failure.detail)
-        except (OperationalError, InterfaceError) as error:
+        except NOT_ANSWERING as error:
             _pause_after(error)
         except (SQLAlchemyError, ArtifactMissing, ValueError) as error:
             log.exception("job_not_resolved")
@@ -202,7 +203,7 @@ def _settle(worker: Worker, claim: Claim, lease: Lease, end: End) -> bool:
         try:
             with worker.sessions.begin() as session:
                 return _write_end(session, worker, claim, end)
-        except (OperationalError, InterfaceError) as error:
+        except NOT_ANSWERING as error:
             if lease.lost:
                 break
             _pause_after(error)

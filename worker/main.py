@@ -15,10 +15,11 @@ import structlog
 from redis.exceptions import RedisError
 
 from app.artifacts import open_store
-from app.database import make_engine, make_sessions
+from app.database import make_sessions
 from app.kit.logs import configure_logging
 from app.queueing import RqDoorbell
 from app.settings import Settings
+from worker.connections import impatient_engine
 from worker.housekeeping import FIRST_AFTER, tidy
 from worker.jobs import ComputeUnavailable, Worker, run_job
 from worker.listener import ForwardToStructlog, Listener
@@ -29,6 +30,7 @@ from worker.sweeper import Sweeper
 
 EXECUTOR = "worker.compute.execute"
 RECONNECT_SECONDS = 1.0
+SILENT_SECONDS = 30.0  # between two statements of one transaction; files are read and removed in some
 
 log = structlog.get_logger(__name__)
 
@@ -56,13 +58,14 @@ def run(settings: Settings, *, executor: str = EXECUTOR) -> None:
     """
     if settings.database_url is None or settings.redis_url is None:
         raise ServersNotConfigured
-    engine = make_engine(settings.database_url)
+    lease_engine = impatient_engine(settings.database_url, settings.lease_seconds)
+    engine = impatient_engine(settings.database_url, SILENT_SECONDS)
     store = open_store(settings)
     doorbell = RqDoorbell(settings.redis_url, settings.queue_name)
     worker = Worker(
         settings=settings,
         worker_id=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
-        engine=engine,
+        lease_engine=lease_engine,
         sessions=make_sessions(engine),
         store=store,
         doorbell=doorbell,
@@ -85,6 +88,7 @@ def run(settings: Settings, *, executor: str = EXECUTOR) -> None:
             thread.stop()
         doorbell.close()
         engine.dispose()
+        lease_engine.dispose()
         log.info("worker_stopped", worker=worker.worker_id)
 
 
