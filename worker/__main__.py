@@ -6,7 +6,8 @@ import sys
 
 from app.settings import Settings
 from worker.jobs import ComputeUnavailable
-from worker.main import ServersNotConfigured, run, set_up_logging
+from worker.logs import set_up_logging
+from worker.main import ServersNotConfigured, run
 
 
 def main() -> int:

@@ -20,6 +20,7 @@ from app.settings import Settings
 from app.tables import Job
 from worker.claim import Claim, claim_next
 from worker.lease import Lease
+from worker.logs import log_unexpected
 from worker.process import ComputeProcess, Crashed, Died, Failed, Finished, Progress
 from worker.release import give_up_dead, hand_back, lock_held
 from worker.resolution import task_for
@@ -161,7 +162,7 @@ def _resolve(worker: Worker, claim: Claim, lease: Lease) -> Task | End:
         except NOT_ANSWERING as error:
             _pause_after(error)
         except (SQLAlchemyError, ArtifactMissing, ValueError) as error:
-            log.exception("job_not_resolved")
+            log_unexpected("job_not_resolved", error)
             return Crashed(type(error).__name__)
     return Lost()
 
@@ -210,7 +211,7 @@ def _settle(worker: Worker, claim: Claim, lease: Lease, end: End) -> bool:
         except SQLAlchemyError as error:
             if not isinstance(end, Finished):
                 raise
-            log.exception("result_not_published")
+            log_unexpected("result_not_published", error)
             end = Crashed(type(error).__name__)
     return False
 

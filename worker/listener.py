@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from uuid import UUID
 
@@ -17,6 +16,7 @@ from rq.job import Job as RqJob
 from rq.serializers import JSONSerializer
 
 from app.queueing.rq import RING
+from worker.logs import log_unexpected
 from worker.stop import Stop
 
 PRESENCE_SECONDS = 30  # how long Redis remembers a listener that vanished; half of it is one wait for a ring
@@ -83,8 +83,8 @@ class Listener(SimpleWorker):
             return
         try:
             self._answer(UUID(job.args[0]))
-        except Exception:
-            log.exception("ring_not_answered", job=job.id)
+        except Exception as error:  # the sweeper rings again
+            log_unexpected("ring_not_answered", error, ring=job.id)
 
     def subscribe(self) -> None:
         """Take no commands over Redis: jobs are cancelled in Postgres, processes stopped by signals."""
@@ -94,10 +94,3 @@ class Listener(SimpleWorker):
 
     def _install_signal_handlers(self) -> None:
         """Whoever made this listener handles signals and calls ``interrupt``."""
-
-
-class ForwardToStructlog(logging.Handler):
-    """RQ's own log lines, in the form of ours."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        log.log(record.levelno, "rq", message=record.getMessage())

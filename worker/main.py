@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import signal
@@ -16,13 +15,12 @@ from redis.exceptions import RedisError
 
 from app.artifacts import open_store
 from app.database import make_sessions
-from app.kit.logs import configure_logging
 from app.queueing import RqDoorbell
 from app.settings import Settings
 from worker.connections import impatient_engine
 from worker.housekeeping import FIRST_AFTER, tidy
 from worker.jobs import ComputeUnavailable, Worker, run_job
-from worker.listener import ForwardToStructlog, Listener
+from worker.listener import Listener
 from worker.periodic import Periodic
 from worker.process import ComputeProcess
 from worker.stop import Stop
@@ -127,9 +125,3 @@ def _listen(worker: Worker, redis_url: str) -> None:
             threading.Event().wait(RECONNECT_SECONDS)
     if failures:
         raise failures[0]
-
-
-def set_up_logging() -> None:
-    """Our own lines and those of libraries as one JSON object each, on standard error."""
-    configure_logging()
-    logging.basicConfig(handlers=[ForwardToStructlog()], level=logging.WARNING, force=True)

@@ -19,14 +19,13 @@ import structlog
 
 from app.artifacts import ArtifactStore, open_store
 from app.settings import Settings
+from worker.logs import log_unexpected, set_up_logging
 from worker.tasks import Result, Task, TaskFailure
 
 Progress = Callable[[str, int, int], None]
 Execute = Callable[[Task, ArtifactStore, str, Progress], Result]
 
 PR_SET_PDEATHSIG = 1
-
-log = structlog.get_logger(__name__)
 
 
 def serve(connection: Connection, parent: int, settings_json: str, executor: str) -> None:
@@ -45,6 +44,7 @@ def serve(connection: Connection, parent: int, settings_json: str, executor: str
     # A terminal or a service manager signals every process; the parent decides whether the job may finish.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    set_up_logging()
     settings = Settings.model_validate_json(settings_json)
     device = choose_device(settings.device)
     execute = load(executor, device)
@@ -68,7 +68,7 @@ def _answer(execute: Execute, task: Task, store: ArtifactStore, device: str, con
     except TaskFailure as failure:
         return _encode({"failure": {"code": failure.code, "detail": failure.detail}})
     except Exception as error:
-        log.exception("computation_crashed", kind=task.kind)
+        log_unexpected("computation_crashed", error, kind=task.kind)
         return _encode({"crash": type(error).__name__})
 
 

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session, aliased, sessionmaker
 from app.artifacts import ArtifactStore
 from app.queueing import Doorbell
 from app.tables import Job
+from worker.logs import log_unexpected
 from worker.release import give_up_dead
 
 ADVISORY_LOCK = 0x6D6F64656C6D656E  # "modelmen": any number that no one else locks
@@ -77,8 +78,8 @@ class Sweeper:
             try:
                 with session.begin_nested():
                     give_up_dead(session, self._store, job, cause="lease_expired", max_deaths=self._max_deaths)
-            except DBAPIError:  # one that cannot be given up must not keep the others
-                log.exception("lease_not_given_up", job=str(job.id))
+            except DBAPIError as error:  # one that cannot be given up must not keep the others
+                log_unexpected("lease_not_given_up", error, job=str(job.id))
 
 
 def _forgotten_heads(session: Session) -> Sequence[UUID]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 
 import redis
@@ -68,6 +69,10 @@ def test_an_expected_failure_and_a_crash_end_a_job_and_not_the_next(workshop: Wo
     crashing = workshop.worker("crash")
     crashed = workshop.wait_for_state(workshop.ask_for_edit("digits"), "failed")
     assert crashed.error == {"code": "internal_error", "detail": "The computation stopped unexpectedly (OSError)."}
+    (line,) = [line for line in crashing.log().splitlines() if "computation_crashed" in line]
+    assert json.loads(line)["job"] == str(crashed.id)
+    assert json.loads(line)["at"][-1].endswith(" crash")
+    assert "No space left" not in crashing.log(), "messages of exceptions may hold what is in the data"
     crashing.kill()
 
     workshop.worker()

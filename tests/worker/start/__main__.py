@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 
 from app.settings import Settings
-from worker.main import run, set_up_logging
+from worker.logs import set_up_logging
+from worker.main import run
 
 if __name__ == "__main__":  # a package's, as ``python -m worker`` is: spawned children do not import it again
     set_up_logging()
