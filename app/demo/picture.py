@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from app.demo.report import EditOutcome
+from app.demo.report import EditOutcome, ShownEdit
 
 # Okabe and Ito's colours: they stay apart for colour-blind readers, and in gray by their marks.
 BEFORE, EDITED, RETRAINED, INK, FAINT = "#9a9a9a", "#0072b2", "#d55e00", "#222222", "#e4e4e4"
@@ -20,19 +20,19 @@ TICKS_OF_SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 Values = Sequence[float | None]
 
 
-def draw(path: Path, outcomes: Sequence[tuple[str, EditOutcome]], *, device: str | None) -> None:
+def draw(path: Path, edits: Sequence[ShownEdit], *, device: str | None) -> None:
     """Write the picture as PNG. Edits that were not measured keep an empty row."""
     figure = Figure(figsize=SIZE, dpi=150, facecolor="white")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, 4, sharey=True, gridspec_kw={"width_ratios": (1.35, 1, 1, 0.9)})
-    all_outcomes = [outcome for _, outcome in outcomes]
-    _seconds(panels[0], all_outcomes)
-    _scores(panels[1], "concept F1 on test data", all_outcomes, "concept_f1")
-    _scores(panels[2], "label F1 on test data", all_outcomes, "label_f1")
-    _scores(panels[3], "attack AUC, removed rows", all_outcomes, "auc")
+    outcomes = [edit.outcome for edit in edits]
+    _seconds(panels[0], outcomes)
+    _scores(panels[1], "concept F1 on test data", outcomes, "concept_f1")
+    _scores(panels[2], "label F1 on test data", outcomes, "label_f1")
+    _scores(panels[3], "attack AUC, removed rows", outcomes, "auc")
     panels[3].axvline(0.5, color=BEFORE, linewidth=0.8, linestyle=(0, (2, 2)), zorder=1)
-    panels[0].set_yticks(range(len(outcomes)), [_label(title, outcome) for title, outcome in outcomes])
-    panels[0].set_ylim(len(outcomes) - 0.4, -0.6)  # the first edit on top
+    panels[0].set_yticks(range(len(edits)), [_label(edit) for edit in edits])
+    panels[0].set_ylim(len(edits) - 0.4, -0.6)  # the first edit on top
     figure.suptitle(
         "Editing a trained model, beside retraining it", x=0.012, y=0.975, ha="left", fontsize=14, weight="bold"
     )
@@ -113,10 +113,11 @@ def _marks(axes: Axes, values: Values, *, color: str, marker: str, size: float, 
     )
 
 
-def _label(title: str, outcome: EditOutcome) -> str:
-    if outcome.state != "succeeded":
-        return f"{title}\n{outcome.state}"
-    return title if outcome.closure is None else f"{title}\nclosure {outcome.closure:.2f}"
+def _label(edit: ShownEdit) -> str:
+    if edit.outcome.state != "succeeded":
+        return f"{edit.title}\n{edit.outcome.state}"
+    closure = edit.outcome.closure
+    return edit.title if closure is None else f"{edit.title}\nclosure {closure:.2f}"
 
 
 def _subtitle(device: str | None) -> str:

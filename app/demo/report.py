@@ -48,6 +48,15 @@ class EditOutcome:
         return self.retrain_seconds / self.seconds if self.seconds and self.retrain_seconds else None
 
 
+@dataclass(frozen=True)
+class ShownEdit:
+    """An edit with its names for people: a whole one, and one short enough for a table."""
+
+    title: str
+    short: str
+    outcome: EditOutcome
+
+
 def outcome_of(kind: str, edit: Job, retraining: Job | None) -> EditOutcome:
     """The numbers of a finished edit, and of the retraining it is compared with, if that succeeded."""
     edited = edit.report or {}
@@ -79,29 +88,23 @@ def write_report(path: Path, *, seconds: float, device: str | None, outcomes: Se
     path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
 
 
-def outcome_table(outcomes: Sequence[tuple[str, EditOutcome]]) -> Table:
-    """Three lines for each edit, under its title: before, edited, retrained."""
+def outcome_table(edits: Sequence[ShownEdit]) -> Table:
+    """Three lines for each edit: before, edited, retrained. Fits 80 columns."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
-    table.add_column("edit")
-    table.add_column("")
-    for name in ("seconds", "speed-up", "concept F1", "label F1", "closure", "attack AUC"):
+    table.add_column("edit", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for name in ("seconds", "speed-up", "concept\nF1", "label\nF1", "closure", "attack\nAUC"):
         table.add_column(name, justify="right")
-    for title, outcome in outcomes:
-        o = outcome
-        f1 = (_number(o.concept_f1_before), _number(o.label_f1_before))
-        table.add_row(title, "before", "", "", *f1, "", _number(o.auc_before, 3))
-        edited = [
-            _number(o.concept_f1_after),
-            _number(o.label_f1_after),
-            _number(o.closure, 2),
-            _number(o.auc_after, 3),
-        ]
-        speed_up = "" if o.speed_up is None else f"{o.speed_up:.1f}×"
+    for edit in edits:
+        o = edit.outcome
         state = "" if o.state == "succeeded" else f"[red]{o.state}"
-        table.add_row(state, "[bold]edited", _number(o.seconds, 2), speed_up, *edited, style="cyan")
-        f1 = (_number(o.concept_f1_retrained), _number(o.label_f1_retrained))
-        row = ("", "retrained", _number(o.retrain_seconds, 2), "", *f1, "", _number(o.auc_retrained, 3))
-        table.add_row(*row, end_section=True)
+        speed_up = "" if o.speed_up is None else f"{o.speed_up:.1f}×"
+        before = (_number(o.concept_f1_before), _number(o.label_f1_before), "", _number(o.auc_before, 3))
+        after = (_number(o.concept_f1_after), _number(o.label_f1_after), _number(o.closure, 2), _number(o.auc_after, 3))
+        retrained = (_number(o.concept_f1_retrained), _number(o.label_f1_retrained), "", _number(o.auc_retrained, 3))
+        table.add_row(edit.short, "before", "", "", *before)
+        table.add_row(state, "[bold]edited", _number(o.seconds, 2), speed_up, *after, style="cyan")
+        table.add_row("", "retrained", _number(o.retrain_seconds, 2), "", *retrained, end_section=True)
     return table
 
 

@@ -50,15 +50,17 @@ def run_demo(settings: Settings, *, data_dir: Path | None, report: Path, plan: P
                 )
             demo = _run(client, plan, console)
             show_history(demo)
-            console.print(outcome_table(demo.outcomes))
+            console.print(outcome_table(demo.edits))
             seconds = time.monotonic() - started_at
-            outcomes = [outcome for _, outcome in demo.outcomes]
+            outcomes = [edit.outcome for edit in demo.edits]
             write_report(report, seconds=seconds, device=demo.device, outcomes=outcomes)
             picture = report.with_name("demo.png")
-            draw(picture, demo.outcomes, device=demo.device)
-            console.print(f"\nNumbers: {report}   Picture: {picture}   {seconds:.0f} s in all", highlight=False)
+            draw(picture, demo.edits, device=demo.device)
+            console.print(
+                f"\nNumbers: {report}   Picture: {picture}   {seconds:.0f} s in all", highlight=False, soft_wrap=True
+            )
             if data_dir is not None:
-                console.print(f"The data stays: modelmend serve --data {data_dir}", highlight=False)
+                console.print(f"The data stays: modelmend serve --data {data_dir}", highlight=False, soft_wrap=True)
     return all(outcome.state == "succeeded" for outcome in outcomes)
 
 
@@ -75,7 +77,7 @@ def _service(
     settings: Settings, data_dir: Path | None, signals: StopSignals, console: Console
 ) -> Iterator[RunningService]:
     def tell(sentence: str) -> None:
-        console.print(f"[dim]{sentence}", highlight=False)
+        console.print(f"[dim]{sentence}", highlight=False, soft_wrap=True)
 
     with tempfile.TemporaryDirectory(prefix="modelmend-demo-") as temporary:
         own = settings.model_copy(update={"data_dir": data_dir or Path(temporary), "host": "127.0.0.1", "port": 0})

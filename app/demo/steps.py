@@ -22,7 +22,7 @@ from app.client import (
 from app.demo.digits import DigitRow, PlantedLabel, archive, definition, load, manifest, plant_wrong_labels
 from app.demo.display import Display
 from app.demo.plan import Plan
-from app.demo.report import EditOutcome, history_table, outcome_of
+from app.demo.report import ShownEdit, history_table, outcome_of
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Demonstration:
     held_back: tuple[DigitRow, ...]
     planted: tuple[PlantedLabel, ...]
     leaving_subject: str
-    outcomes: list[tuple[str, EditOutcome]] = field(default_factory=list)
+    edits: list[ShownEdit] = field(default_factory=list)
     device: str | None = None
 
     @property
@@ -63,7 +63,7 @@ def import_digits(demo: Demonstration) -> None:
     with demo.display.line(f"Import {len(demo.rows):,} digits, {len(demo.planted)} labels wrong") as line:
         rows = demo.rows
         dataset = demo.client.register_dataset(definition(demo.plan.dataset_id), manifest(rows), archive(rows))
-        line.finish(" + ".join(f"{count:,} {split}" for split, count in dataset.counts.items()))
+        line.finish(", ".join(f"{count:,} {split}" for split, count in dataset.counts.items()))
 
 
 def train(demo: Demonstration) -> None:
@@ -82,19 +82,20 @@ def fix_labels(demo: Demonstration) -> None:
     operation = fix_concept_labels(
         LabelFix(label.key, label.concept, 1 if label.right else 0) for label in demo.planted
     )
-    _edit(demo, "fix_concept_labels", f"Fix {len(demo.planted)} wrong concept labels", operation)
+    count = len(demo.planted)
+    _edit(demo, "fix_concept_labels", (f"Fix {count} wrong concept labels", f"fix {count} labels"), operation)
 
 
 def drop_concept(demo: Demonstration) -> None:
     concept = demo.plan.dropped_concept
-    _edit(demo, "drop_concepts", f"Drop the concept “{concept}”", drop_concepts([concept]))
+    _edit(demo, "drop_concepts", (f"Drop the concept “{concept}”", f"drop {concept}"), drop_concepts([concept]))
 
 
 def remove_rows(demo: Demonstration) -> None:
     staying = [row.key for row in demo.train if row.subject != demo.leaving_subject]
     count = round(demo.plan.removed_rows * len(demo.train))
     chosen = sorted(demo.random().choice(staying, count, replace=False).tolist())
-    _edit(demo, "remove_samples", f"Remove {count} rows", remove_samples(chosen))
+    _edit(demo, "remove_samples", (f"Remove {count} rows", f"remove {count} rows"), remove_samples(chosen))
 
 
 def add_rows(demo: Demonstration) -> None:
@@ -113,13 +114,13 @@ def add_rows(demo: Demonstration) -> None:
         )
         for row, upload in zip(rows, uploads, strict=True)
     ]
-    _edit(demo, "add_samples", f"Add {len(rows)} rows", add_samples(samples))
+    _edit(demo, "add_samples", (f"Add {len(rows)} rows", f"add {len(rows)} rows"), add_samples(samples))
 
 
 def remove_subject(demo: Demonstration) -> None:
     count = sum(row.subject == demo.leaving_subject for row in demo.rows)
     operation = remove_samples(subjects=[demo.leaving_subject])
-    _edit(demo, "remove_subject", f"Remove one subject ({count} rows)", operation)
+    _edit(demo, "remove_subject", (f"Remove one subject ({count} rows)", "remove 1 subject"), operation)
 
 
 def show_history(demo: Demonstration) -> None:
@@ -134,8 +135,9 @@ PREPARATION: Sequence[Step] = (import_digits, train, fit_factors)
 EDITS: Sequence[Step] = (fix_labels, drop_concept, remove_rows, add_rows, remove_subject)
 
 
-def _edit(demo: Demonstration, kind: str, title: str, operation: JsonObject) -> None:
+def _edit(demo: Demonstration, kind: str, titles: tuple[str, str], operation: JsonObject) -> None:
     """One edit, and a retraining of its version beside it. A failed edit is noted, and the demo goes on."""
+    title, short = titles
     edit = demo.client.edit(demo.plan.model_id, [operation], reason="the demo")
     retraining: Job | None = None
     try:
@@ -146,7 +148,8 @@ def _edit(demo: Demonstration, kind: str, title: str, operation: JsonObject) -> 
     except JobFailed as failure:
         if failure.job.kind == "edit":
             edit = failure.job
-    demo.outcomes.append((title, outcome_of(kind, edit, retraining if retraining and retraining.finished else None)))
+    measured = outcome_of(kind, edit, retraining if retraining and retraining.finished else None)
+    demo.edits.append(ShownEdit(title, short, measured))
 
 
 def _wait(demo: Demonstration, title: str, job: Job, outcome: Callable[[Job], str]) -> Job:
@@ -170,7 +173,7 @@ def _newest(demo: Demonstration) -> int:
 def _scores(job: Job) -> str:
     metrics = (job.report or {}).get("metrics") or {}
     shown = [f"{name} {metrics[key]:.4f}" for key, name in _SCORES.items() if key in metrics]
-    return ", ".join((f"version {job.result_version}", *shown))
+    return ", ".join(shown)
 
 
 def _seconds(job: Job) -> str:
