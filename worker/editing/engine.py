@@ -22,9 +22,8 @@ from worker.data.tensors import LabelledImages
 from worker.editing.edited_data import EditedData
 from worker.editing.gradients import after_gradient, edit_gradient
 from worker.editing.guard import require_classes, require_gain, require_utility
-from worker.editing.phases import Bench, Progress, Settings, Step, drop, forget, learn
-from worker.editing.repair import warm_pass
-from worker.editing.step import Curvature, Line, recompute_statistics
+from worker.editing.phases import Bench, Progress, Settings, Step, drop, forget, learn, warm_pass
+from worker.editing.step import Line, inverse_factors, recompute_statistics
 
 REPAIR_THRESHOLD = 1.02
 """Repair when the held-out concept loss is this many times what it was."""
@@ -95,7 +94,7 @@ def edit(
     timings = Timings()
     model = copy.deepcopy(given.model)
     weight_decay = given.training["weight_decay"]
-    bench = Bench(model, given.factors, given.calibration, weight_decay, settings, progress)
+    bench = Bench(model, given.factors, given.calibration, given.training, settings, progress)
     before = held_out_metrics(given.model, given.label_predictor, given)
     origin = vectors.from_parameters(model)
     sample = bench.sample(given.data.untouched)
@@ -117,8 +116,9 @@ def edit(
         with timings.stage("repair"):
             if bench.loss(given.calibration) > REPAIR_THRESHOLD * start_loss:
                 repair_steps = _repair(bench, given, settings)
-                if repair_steps:
-                    steps += forget(bench, given.data)
+                levels = [step.level for step in steps if step.phase == "forget"]
+                if repair_steps and levels:  # the pass drifts back towards membership
+                    steps += forget(bench, given.data, levels[0])
     gradient_after = vectors.norm(after_gradient(model, given.data, sample, weight_decay))
     step_norm = vectors.norm(vectors.axpy(-1.0, origin, vectors.from_parameters(model)))
     edited = with_head_rows(model, _kept(given))
@@ -177,8 +177,7 @@ def _closed_form_step(bench: Bench, data: EditedData) -> Step:
         u = vectors.scale(-1.0, after_gradient(bench.model, data, bench.sample(data.untouched), bench.weight_decay))
     edited = data.after.take(torch.cat([data.fixed, data.added])).joined(data.masked(data.before.take(data.removed)))
     before = bench.loss(edited)
-    curvature = Curvature(bench.model, data.after, bench.factors, bench.damping, data.dropped)
-    line = Line(bench.model, curvature.apply_inverse_factors(u))
+    line = Line(bench.model, inverse_factors(u, bench.factors, bench.damping, data.dropped))
     line.at(1.0)
     return Step(
         "closed_form", 1.0, vectors.norm(line.direction), 0, 0.0, "closed_form", None, before, bench.loss(edited)
@@ -189,14 +188,7 @@ def _repair(bench: Bench, given: EditInput, settings: Settings) -> int:
     """A warm pass, undone unless the held-out loss fell."""
     bench.progress("repair", 0, 1)
     before, state = bench.loss(given.calibration), copy.deepcopy(bench.model.state_dict())
-    steps = warm_pass(
-        bench.model,
-        given.data.after,
-        learning_rate=given.training["learning_rate"],
-        weight_decay=bench.weight_decay,
-        batch_size=given.training["batch_size"],
-        seed=settings.seed,
-    )
+    steps = warm_pass(bench, given.data.after, share=0.25, seed=settings.seed)
     if bench.loss(given.calibration) < before:
         return steps
     bench.model.load_state_dict(state)

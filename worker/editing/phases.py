@@ -7,7 +7,7 @@ is a choice: what must be learned comes first, and forgetting last, because lear
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,8 +22,9 @@ from worker.curvature.solve import Solution
 from worker.curvature.vectors import ParameterVector
 from worker.data.tensors import LabelledImages
 from worker.editing.edited_data import EditedData
-from worker.editing.gradients import after_gradient, edit_gradient, sample_rows
+from worker.editing.gradients import after_gradient, edit_gradient
 from worker.editing.length import Estimate, Trial, best_trial, combined_rise, scale_reaching
+from worker.editing.repair import warm_pass as take_warm_pass
 from worker.editing.step import Curvature, Line
 
 Progress = Callable[[str, int, int], None]
@@ -35,6 +36,8 @@ CONTROL_ROWS = 160
 CONTROL_GROUPS = 4
 CONTROL_LOG_ERROR = 0.3
 """Scales of equal groups vary by about this much in their logarithm (measured on small nets), sampling error aside."""
+
+LEARNING_SCALES = (0.0, 0.0625, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0, 1.5)
 
 ENOUGH_ROWS_ERROR = 0.15
 """With a smaller relative standard error of the held-out level, control groups would add nothing."""
@@ -49,14 +52,18 @@ class Settings:
         curvature_rows: rows the products average over.
         sample_rows: of untouched rows that stand for all of them in large sums.
         rounds: re-linearised steps at most.
+        warm_passes: of half an epoch each at most, when steps alone do not teach the edited rows.
+        warm_rate: learning rate of such a pass, as a share of the training's.
         damping: ``d``; None takes the weight decay, at least a tenth of the factors' mean eigenvalue.
         seed: of every sample drawn.
     """
 
     iterations: int = 8
-    curvature_rows: int = 512
+    curvature_rows: int = 256
     sample_rows: int = 1024
-    rounds: int = 4
+    rounds: int = 2
+    warm_passes: int = 4
+    warm_rate: float = 0.1
     damping: float | None = None
     seed: int = 0
 
@@ -68,9 +75,13 @@ class Bench:
     model: ConceptPredictor
     factors: Factors
     calibration: LabelledImages
-    weight_decay: float
+    training: Mapping[str, Any]
     settings: Settings
     progress: Progress
+
+    @property
+    def weight_decay(self) -> float:
+        return float(self.training["weight_decay"])
 
     @property
     def damping(self) -> float:
@@ -91,13 +102,31 @@ class Bench:
 
     def solve(self, u: ParameterVector, data: EditedData) -> Solution:
         """The direction for ``u`` with curvature over a sample of the edited data set."""
-        rows = sample_rows(data.after, self.settings.curvature_rows, self.settings.seed)
-        curvature = Curvature(self.model, rows, self.factors, self.damping, data.dropped)
+        rows, weights = curvature_sample(data, self.settings.curvature_rows, self.settings.seed)
+        curvature = Curvature(self.model, rows, weights, self.factors, self.damping, data.dropped)
         return curvature.solve(
             u,
             iterations=self.settings.iterations,
             progress=lambda done, total: self.progress("solving", done, total),
         )
+
+
+def curvature_sample(data: EditedData, size: int, seed: int) -> tuple[LabelledImages, Tensor]:
+    """Rows of the edited data set for curvature products, and their weights (mean 1).
+
+    Corrected and added rows come first, up to half the size: the step goes where their gradients point, and without
+    their own curvature nothing but the damping would hold it there. Weights make the weighted mean that of all rows.
+    """
+    touched = torch.cat([data.fixed, data.added])
+    chosen = [_chosen(touched, size // 2, seed)]
+    chosen.append(_chosen(data.untouched, size - len(chosen[0]), seed))
+    total = sum(len(positions) for positions in chosen)
+    weights = [
+        torch.full((len(some),), len(whole) / len(some) * total / len(data.after), device=data.after.images.device)
+        for some, whole in zip(chosen, (touched, data.untouched), strict=True)
+        if len(some)
+    ]
+    return data.after.take(torch.cat(chosen)), torch.cat(weights)
 
 
 @dataclass(frozen=True)
@@ -149,6 +178,30 @@ def learn(bench: Bench, data: EditedData) -> list[Step]:
             break
         after_now = after_gradient(bench.model, data, sample, bench.weight_decay)
         u = vectors.axpy(1.0, first, vectors.axpy(-1.0, after_now, after_at_start))
+    return steps + _warm_passes(bench, data, rows, level, held_out_limit)
+
+
+def _warm_passes(
+    bench: Bench, data: EditedData, rows: LabelledImages, level: float, held_out_limit: float
+) -> list[Step]:
+    """Half epochs over the edited data set until the edited rows reach the level; a pass that does not help is undone.
+
+    On small well-fitted nets a second step's direction breaks the model, while a warm pass from the first step's end
+    goes the rest of the way.
+    """
+    steps: list[Step] = []
+    for number in range(bench.settings.warm_passes):
+        before = bench.loss(rows)
+        if before <= 1.05 * level:
+            break
+        bench.progress("repair", number, bench.settings.warm_passes)
+        line = Line(bench.model, vectors.zeros_like(vectors.from_parameters(bench.model)))
+        warm_pass(bench, data.after, share=0.5, seed=bench.settings.seed + number)
+        after = bench.loss(rows)
+        if not (after < before and bench.loss(bench.calibration) <= held_out_limit):
+            line.at(0.0)
+            break
+        steps.append(Step("warm_pass", 1.0, line.distance(), 0, 0.0, "warm_pass", level, before, after))
     return steps
 
 
@@ -172,13 +225,16 @@ def drop(bench: Bench, data: EditedData) -> list[Step]:
     return [_step("drop", line, chosen.scale, solution, None, before, chosen.held_out)]
 
 
-def forget(bench: Bench, data: EditedData) -> list[Step]:
-    """Make removed rows look like rows never seen: their loss rises to the level of unseen rows and no further."""
+def forget(bench: Bench, data: EditedData, level: float | None = None) -> list[Step]:
+    """Make removed rows look like rows never seen: their loss rises to the level of unseen rows and no further.
+
+    Args:
+        level: of unseen rows; estimated where it is None.
+    """
     rows = data.masked(data.before.take(data.removed))
     if not len(rows):
         return []
     forgetting = EditedData(data.after.joined(rows), data.after, data.dropped)
-    level: float | None = None
     steps: list[Step] = []
     for _ in range(bench.settings.rounds):
         before = bench.loss(rows)
@@ -196,6 +252,19 @@ def forget(bench: Bench, data: EditedData) -> list[Step]:
         if scale == 0.0 or after - before < 0.1 * (level - before):
             break
     return steps
+
+
+def warm_pass(bench: Bench, rows: LabelledImages, *, share: float, seed: int) -> int:
+    """A short warm pass with the model's own training settings; see :mod:`worker.editing.repair`."""
+    return take_warm_pass(
+        bench.model,
+        rows,
+        learning_rate=bench.settings.warm_rate * bench.training["learning_rate"],
+        weight_decay=bench.weight_decay,
+        batch_size=bench.training["batch_size"],
+        share=share,
+        seed=seed,
+    )
 
 
 def _removal_gradient(bench: Bench, data: EditedData) -> ParameterVector:
@@ -261,7 +330,7 @@ def _level(bench: Bench, rows: LabelledImages, reference: LabelledImages) -> flo
 
 def _falling(bench: Bench, line: Line, rows: LabelledImages, level: float, held_out_limit: float) -> Trial:
     bench.progress("line_search", 0, 1)
-    trials = _trials(bench, line, rows, (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0))
+    trials = _trials(bench, line, rows, LEARNING_SCALES)
     chosen = best_trial(trials, level=level, held_out_limit=held_out_limit)
     earlier = [trial for trial in trials if trial.scale < chosen.scale]
     if chosen.edited < level and earlier:

@@ -19,14 +19,14 @@ def warm_pass(
     share: float = 0.25,
     seed: int = 0,
 ) -> int:
-    """``share`` of an epoch of plain gradient steps in eval mode; returns how many were taken.
+    """``share`` of an epoch in eval mode; returns how many were taken.
 
-    BatchNorm keeps its statistics, so that what was measured before still describes the same function. Adam's first
-    steps are ``learning_rate`` long per weight whatever the gradient, hence plain SGD with momentum off.
+    BatchNorm keeps its statistics, so that what was measured before still describes the same function. Adam is new
+    each time: its first steps are about ``learning_rate`` long per weight, which bounds the whole pass.
     """
     model.eval()
     parameters = [value for value in model.parameters() if value.requires_grad]
-    optimizer = torch.optim.SGD(parameters, lr=learning_rate, weight_decay=weight_decay)
+    optimizer = torch.optim.Adam(parameters, lr=learning_rate, weight_decay=weight_decay)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(rows), generator=generator).to(rows.sample_ids.device)
     batch_size = min(batch_size, len(rows))
@@ -36,7 +36,6 @@ def warm_pass(
         loss = concept_losses(model(rows.images[chosen]), rows.concepts[chosen]).mean()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return steps

@@ -26,6 +26,7 @@ class Curvature:
 
     Args:
         rows: over which the exact Gauss-Newton products average; labels only mask.
+        weights: ``[n]``, mean 1, of the rows in that average.
         factors: cached EK-FAC factors, the preconditioner.
         damping: ``d``.
         dropped: output rows of the head that the step must leave alone.
@@ -33,6 +34,7 @@ class Curvature:
 
     model: ConceptPredictor
     rows: LabelledImages
+    weights: Tensor
     factors: Factors
     damping: float
     dropped: tuple[int, ...] = ()
@@ -41,7 +43,8 @@ class Curvature:
         self, u: ParameterVector, *, iterations: int, progress: Callable[[int, int], None] = lambda done, total: None
     ) -> Solution:
         """``(F + dI) Δ = u`` by conjugate gradients with exact products, preconditioned by EK-FAC."""
-        mask = (self.rows.concepts >= 0).to(self.rows.images.dtype)
+        # A weight of a row and a mask of its labels enter the curvature in the same way.
+        mask = (self.rows.concepts >= 0).to(self.rows.images.dtype) * self.weights[:, None]
         ggn = GGN(self.model, self.rows.images, mask)
         ekfac = EKFAC(self.factors, self.damping)
         done = 0
@@ -61,12 +64,20 @@ class Curvature:
             tolerance=1e-3,
         )
 
-    def apply_inverse_factors(self, u: ParameterVector) -> ParameterVector:
-        """EK-FAC's ``(F + dI)⁻¹ u`` alone: the paper's step."""
-        return self._inside(EKFAC(self.factors, self.damping).solve(self._inside(u)))
-
     def _inside(self, vector: vectors.ParameterMapping) -> ParameterVector:
-        return vectors.zero_rows(vector, self.dropped, HEAD_PARAMETERS) if self.dropped else dict(vector)
+        return outside_dropped(vector, self.dropped)
+
+
+def inverse_factors(
+    u: ParameterVector, factors: Factors, damping: float, dropped: tuple[int, ...] = ()
+) -> ParameterVector:
+    """EK-FAC's ``(F + dI)⁻¹ u`` alone: the paper's step."""
+    return outside_dropped(EKFAC(factors, damping).solve(outside_dropped(u, dropped)), dropped)
+
+
+def outside_dropped(vector: vectors.ParameterMapping, dropped: tuple[int, ...]) -> ParameterVector:
+    """The vector without what it does to the head's rows of dropped concepts."""
+    return vectors.zero_rows(vector, dropped, HEAD_PARAMETERS) if dropped else dict(vector)
 
 
 class Line:
@@ -83,6 +94,10 @@ class Line:
         for name, origin in self._origin.items():
             parameters[name].copy_(torch.add(origin, self.direction[name], alpha=scale))
         return self.model
+
+    def distance(self) -> float:
+        """``‖θ − θ₀‖`` of where the model is now."""
+        return vectors.norm(vectors.axpy(-1.0, self._origin, vectors.from_parameters(self.model)))
 
 
 @torch.no_grad()
