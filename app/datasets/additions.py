@@ -1,4 +1,4 @@
-"""Rows that an edit adds: staged when it is accepted, settled when it succeeds, discarded when it does not."""
+"""Rows that an edit adds, staged when it is accepted; ``app.datasets.settlement`` holds what becomes of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 from uuid import UUID
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -17,7 +17,7 @@ from app.datasets.names import is_key, is_subject
 from app.datasets.problems import SAMPLE_EXISTS, UNKNOWN_UPLOAD
 from app.datasets.snapshots import SPLITS, UNKNOWN, AddedSample
 from app.kit.problems import INVALID_REQUEST, Problem
-from app.tables import Dataset, Job, Sample, Upload
+from app.tables import Dataset, Job, Upload
 
 NewSample = TypedDict(
     "NewSample",
@@ -90,26 +90,6 @@ def stage_added_samples(
     except IntegrityError as error:  # somebody else added one of the keys since they were looked up
         raise Problem(SAMPLE_EXISTS, "A sample with one of the keys was added just now.") from error
     return added
-
-
-def settle_added_samples(session: Session, job_id: UUID) -> None:
-    """Makes the job's rows rows of the data set like all others."""
-    session.execute(update(Sample).where(Sample.pending_job_id == job_id).values(pending_job_id=None))
-
-
-def discard_added_samples(session: Session, store: ArtifactStore, job_id: UUID) -> int:
-    """Deletes the rows that only the job names, subjects that nothing else names, and, after the commit, the images.
-
-    Returns the number of rows.
-    """
-    gone = session.execute(
-        delete(Sample).where(Sample.pending_job_id == job_id).returning(Sample.dataset_id, Sample.id, Sample.subject_id)
-    ).all()
-    if gone:
-        dataset_id, ids = gone[0].dataset_id, [row.id for row in gone]
-        repository.delete_subjects_without_rows(session, {row.subject_id for row in gone if row.subject_id is not None})
-        on_commit(session, lambda: store.delete_images(dataset_id, ids))
-    return len(gone)
 
 
 def _check_names(dataset: Dataset, items: Sequence[NewSample]) -> None:

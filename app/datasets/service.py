@@ -14,17 +14,13 @@ from sqlalchemy.orm import Session
 from app.access.callers import Caller
 from app.artifacts import ArtifactStore, on_rollback
 from app.datasets import repository
-from app.datasets.additions import (
-    NewSample,
-    discard_added_samples,
-    settle_added_samples,
-    stage_added_samples,
-)
+from app.datasets.additions import NewSample, stage_added_samples
 from app.datasets.images import ImageLimits
 from app.datasets.intake import ImageFacts, Submission, check_images, image_batches
 from app.datasets.manifest import Manifest
 from app.datasets.problems import INVALID_MANIFEST
 from app.datasets.report import MAX_LISTED, Report
+from app.datasets.settlement import discard_added_samples, settle_added_samples
 from app.datasets.snapshots import SPLITS, Snapshot
 from app.kit.problems import ALREADY_EXISTS, INVALID_REQUEST, NOT_FOUND, Problem
 from app.ledger import service as ledger

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from app.kit.problem_handlers import json_pointer
+from app.kit.pointers import json_pointer
 
 
 class Code(StrEnum):

@@ -14,7 +14,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from app.artifacts import ArtifactStore
-from app.datasets.additions import discard_added_samples, settle_added_samples
+from app.datasets.settlement import discard_added_samples, settle_added_samples
 from app.edits import line
 from app.edits.states import JobState, require_transition
 from app.ledger import service as ledger

@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 
 from app.access.callers import Caller
 from app.artifacts import ArtifactStore
-from app.datasets.additions import NewSample, discard_added_samples, stage_added_samples
+from app.datasets.additions import NewSample, stage_added_samples
+from app.datasets.settlement import discard_added_samples
 from app.edits import line
 from app.edits.findings import Code, Finding
 from app.edits.kinds import JobKind

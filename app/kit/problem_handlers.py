@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from app.kit.pointers import json_pointer
 from app.kit.problems import (
     INTERNAL_ERROR,
     INVALID_REQUEST,
@@ -70,11 +71,6 @@ def problem_response(problem: Problem) -> JSONResponse:
         headers=problem.headers,
         media_type="application/problem+json",
     )
-
-
-def json_pointer(segments: Sequence[str | int]) -> str:
-    """RFC 6901."""
-    return "".join("/" + str(segment).replace("~", "~0").replace("/", "~1") for segment in segments)
 
 
 def places_detail(count: int) -> str:
