@@ -28,45 +28,30 @@ def loss_gradient(model: nn.Module, rows: LabelledImages, batch_size: int = 256)
     return total
 
 
-def sample_rows(rows: LabelledImages, size: int, seed: int) -> LabelledImages:
-    """At most ``size`` of the rows, chosen by ``seed`` alone."""
-    if len(rows) <= size:
-        return rows
-    generator = torch.Generator().manual_seed(seed)
-    return rows.take(torch.randperm(len(rows), generator=generator)[:size].to(rows.sample_ids.device))
-
-
-def mean_gradient(model: nn.Module, rows: LabelledImages) -> ParameterVector:
-    """``(1/n) Σ_i ∇L_C`` over the given rows."""
-    return vectors.scale(1 / len(rows), loss_gradient(model, rows))
-
-
 def edit_gradient(model: nn.Module, data: EditedData, sample: Tensor) -> ParameterVector:
     """``u(θ̂)`` at the model's present parameters.
 
-    With ``S`` the sums of per-sample gradients, ``n`` rows before and ``n'`` after,
-    ``u = S_before/n − S_after/n' = (S_before − S_after)/n' − (n/n' − 1) S_before/n``. The first difference needs the
-    touched rows only; the mean in the second is that of the sample, ``(n/n' − 1)`` being small. (At a stationary
-    point ``S_before/n = −λθ``: the forms of the theorems.) Where concepts are dropped every row is touched, and the
-    difference of the untouched ones is estimated on the sample.
+    With ``S`` sums of per-sample gradients, ``n`` rows before and ``n'`` after, ``u = S_before/n − S_after/n'``. Touched
+    rows enter exactly. The untouched rows' part is ``(1/n − 1/n') S`` where no concept is dropped: small, and nothing
+    at all where as many rows came as left. (At a stationary point ``S_before/n = −λθ``: the forms of the theorems.)
 
     Args:
-        sample: positions in ``data.after`` of untouched rows.
+        sample: positions in ``data.after`` of untouched rows, which stand for all of them; exact if they are all.
     """
     n, n_after = len(data.before), len(data.after)
-    fixed_before = data.before.take(data.before_of(data.fixed))
-    u = loss_gradient(model, data.before.take(data.removed).joined(fixed_before))
-    u = vectors.axpy(-1.0, loss_gradient(model, data.after.take(torch.cat([data.fixed, data.added]))), u)
-    sampled_before = data.before.take(data.before_of(sample))
-    if data.dropped and len(sample):
-        share = len(data.untouched) / len(sample)
-        difference = vectors.axpy(
-            -1.0, loss_gradient(model, data.after.take(sample)), loss_gradient(model, sampled_before)
-        )
-        u = vectors.axpy(share, difference, u)
-    u = vectors.scale(1 / n_after, u)
-    if n != n_after and len(sample):
-        u = vectors.axpy(-(n / n_after - 1), mean_gradient(model, sampled_before), u)
+    leaving = data.before.take(torch.cat([data.removed, data.before_of(data.fixed)]))
+    coming = data.after.take(torch.cat([data.fixed, data.added]))
+    u = vectors.scale(1 / n, loss_gradient(model, leaving))
+    u = vectors.axpy(-1 / n_after, loss_gradient(model, coming), u)
+    if not len(sample):
+        return u
+    share = len(data.untouched) / len(sample)
+    as_before = data.before.take(data.before_of(sample))
+    if data.dropped:
+        u = vectors.axpy(share / n, loss_gradient(model, as_before), u)
+        u = vectors.axpy(-share / n_after, loss_gradient(model, data.after.take(sample)), u)
+    elif n != n_after:
+        u = vectors.axpy(share * (1 / n - 1 / n_after), loss_gradient(model, as_before), u)
     return u
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +39,9 @@ CONTROL_LOG_ERROR = 0.3
 """Scales of equal groups vary by about this much in their logarithm (measured on small nets), sampling error aside."""
 
 LEARNING_SCALES = (0.0, 0.0625, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0, 1.5)
+
+HELD_OUT_LIMIT = 1.05
+"""A step may cost this much of the held-out concept loss, whatever it still has to reach."""
 
 ENOUGH_ROWS_ERROR = 0.15
 """With a smaller relative standard error of the held-out level, control groups would add nothing."""
@@ -162,7 +166,7 @@ def learn(bench: Bench, data: EditedData) -> list[Step]:
     bench.progress("gradient", 0, 1)
     first = edit_gradient(bench.model, data, sample)
     after_at_start = after_gradient(bench.model, data, sample, bench.weight_decay)
-    held_out_limit = 1.02 * bench.loss(bench.calibration)
+    held_out_limit = HELD_OUT_LIMIT * bench.loss(bench.calibration)
     steps: list[Step] = []
     u = first
     for _ in range(bench.settings.rounds):
@@ -194,11 +198,12 @@ def _warm_passes(
         before = bench.loss(rows)
         if before <= 1.05 * level:
             break
+        limit = max(held_out_limit, bench.loss(bench.calibration))
         bench.progress("repair", number, bench.settings.warm_passes)
         line = Line(bench.model, vectors.zeros_like(vectors.from_parameters(bench.model)))
         warm_pass(bench, data.after, share=0.5, seed=bench.settings.seed + number)
         after = bench.loss(rows)
-        if not (after < before and bench.loss(bench.calibration) <= held_out_limit):
+        if not (after < before and bench.loss(bench.calibration) <= limit):
             line.at(0.0)
             break
         steps.append(Step("warm_pass", 1.0, line.distance(), 0, 0.0, "warm_pass", level, before, after))
@@ -235,6 +240,7 @@ def forget(bench: Bench, data: EditedData, level: float | None = None) -> list[S
     if not len(rows):
         return []
     forgetting = EditedData(data.after.joined(rows), data.after, data.dropped)
+    held_out_limit = HELD_OUT_LIMIT * bench.loss(bench.calibration)
     steps: list[Step] = []
     for _ in range(bench.settings.rounds):
         before = bench.loss(rows)
@@ -246,7 +252,8 @@ def forget(bench: Bench, data: EditedData, level: float | None = None) -> list[S
         if level is None:
             level = _unseen_level(bench, forgetting, rows, line)
         bench.progress("line_search", 0, 1)
-        scale = scale_reaching(lambda s, line=line: _loss_at(bench, line, s, rows), level, most=2.0)  # type: ignore[misc]
+        most = scale_reaching(partial(_held_out_at, bench, line), held_out_limit, most=2.0)
+        scale = scale_reaching(partial(_loss_at, bench, line, rows=rows), level, most=most)
         after = _loss_at(bench, line, scale, rows)
         steps.append(_step("forget", line, scale, solution, level, before, after))
         if scale == 0.0 or after - before < 0.1 * (level - before):
@@ -336,7 +343,7 @@ def _falling(bench: Bench, line: Line, rows: LabelledImages, level: float, held_
     if chosen.edited < level and earlier:
         # Between the last scale above the level and the first below it: no further than asked.
         low, high = earlier[-1].scale, chosen.scale
-        scale = low + scale_reaching(lambda s: -_loss_at(bench, line, low + s, rows), -level, most=high - low)
+        scale = low + scale_reaching(lambda s: -_loss_at(bench, line, low + s, rows=rows), -level, most=high - low)
         chosen = _trials(bench, line, rows, (scale,))[0]
     line.at(chosen.scale)
     return chosen
@@ -347,6 +354,10 @@ def _trials(bench: Bench, line: Line, rows: LabelledImages, scales: tuple[float,
         Trial(scale, _loss_at(bench, line, scale, rows), _loss_at(bench, line, scale, bench.calibration))
         for scale in scales
     ]
+
+
+def _held_out_at(bench: Bench, line: Line, scale: float) -> float:
+    return _loss_at(bench, line, scale, bench.calibration)
 
 
 def _loss_at(bench: Bench, line: Line, scale: float, rows: LabelledImages) -> float:
