@@ -31,9 +31,10 @@ def loss_gradient(model: nn.Module, rows: LabelledImages, batch_size: int = 256)
 def edit_gradient(model: nn.Module, data: EditedData, sample: Tensor) -> ParameterVector:
     """``u(θ̂)`` at the model's present parameters.
 
-    With ``S`` sums of per-sample gradients, ``n`` rows before and ``n'`` after, ``u = S_before/n − S_after/n'``. Touched
-    rows enter exactly. The untouched rows' part is ``(1/n − 1/n') S`` where no concept is dropped: small, and nothing
-    at all where as many rows came as left. (At a stationary point ``S_before/n = −λθ``: the forms of the theorems.)
+    With ``S`` sums of per-sample gradients, ``n`` rows before and ``n'`` after, ``u = S_before/n − S_after/n'``.
+    Touched rows enter exactly. The untouched rows' part is ``(1/n − 1/n') S`` where no concept is dropped: small, and
+    nothing at all where as many rows came as left. (At a stationary point ``S_before/n = −λθ``: the forms of the
+    theorems.)
 
     Args:
         sample: positions in ``data.after`` of untouched rows, which stand for all of them; exact if they are all.
