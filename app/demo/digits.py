@@ -19,8 +19,9 @@ crossing                          x     x x
 
 Any two digits differ in at least two concepts, so that they stay apart when one concept is dropped.
 
-The data set does not say who wrote what. Its order goes by writers, so every five consecutive rows become one subject,
-and a subject's rows share a split: nobody is in training and test at once.
+The data set does not say who wrote what. Its order goes by writers, so every five consecutive rows become one subject.
+Splits are drawn row by row within each class: the calibration rows are the yardstick for how a removed row should look
+once it is unseen, and so should be rows like any other.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ CONCEPTS = tuple(DIGITS_WITH)
 
 _ROWS_PER_SUBJECT = 5
 _BRIGHTEST = 16  # the data set counts dark pixels in blocks of 4 × 4
-_SHARES = {"train": 0.60, "calibration": 0.15, "test": 0.25}
+_SHARES = {"train": 0.60, "calibration": 0.20, "test": 0.20}
 _HELD_BACK = 0.10  # of train
 
 
@@ -93,23 +94,22 @@ class PlantedLabel:
 def load(seed: int = 0) -> Digits:
     """All rows; ``seed`` decides about splits and about who is held back."""
     data = load_digits()
-    groups = np.arange(len(data.target)) // _ROWS_PER_SUBJECT
-    split_of, held_back = _assigned(int(groups[-1]) + 1, seed)
+    split_of, held_back = _assigned(data.target, seed)
     rows = [
         DigitRow(
             key=f"digit-{number:04d}",
-            split=split_of[group],
+            split=split_of[number],
             digit=str(target),
-            subject=f"writer-{group:03d}",
+            subject=f"writer-{number // _ROWS_PER_SUBJECT:03d}",
             concepts={name: int(target in digits) for name, digits in DIGITS_WITH.items()},
             png=_png(image),
         )
-        for number, (target, image, group) in enumerate(
-            zip(data.target.tolist(), data.images, groups.tolist(), strict=True)
-        )
+        for number, (target, image) in enumerate(zip(data.target.tolist(), data.images, strict=True))
     ]
-    kept = tuple(row for row, group in zip(rows, groups.tolist(), strict=True) if group not in held_back)
-    return Digits(kept, tuple(row for row, group in zip(rows, groups.tolist(), strict=True) if group in held_back))
+    return Digits(
+        tuple(row for number, row in enumerate(rows) if number not in held_back),
+        tuple(row for number, row in enumerate(rows) if number in held_back),
+    )
 
 
 def plant_wrong_labels(
@@ -163,17 +163,21 @@ def archive(rows: Sequence[DigitRow]) -> bytes:
     return file.getvalue()
 
 
-def _assigned(subjects: int, seed: int) -> tuple[dict[int, str], frozenset[int]]:
-    """The split of each subject, and the subjects of train that are held back."""
-    order = np.random.default_rng(seed).permutation(subjects).tolist()
+def _assigned(targets: NDArray[np.integer[Any]], seed: int) -> tuple[dict[int, str], frozenset[int]]:
+    """The split of each row, and the rows of train that are held back; the same shares of every class."""
+    random = np.random.default_rng(seed)
     split_of: dict[int, str] = {}
-    start = 0.0
-    for split, share in _SHARES.items():
-        for subject in order[round(start * subjects) : round((start + share) * subjects)]:
-            split_of[subject] = split
-        start += share
-    train = [subject for subject in order if split_of[subject] == "train"]
-    return split_of, frozenset(train[: round(_HELD_BACK * len(train))])
+    held_back: set[int] = set()
+    for digit in range(10):
+        order = random.permutation(np.flatnonzero(targets == digit)).tolist()
+        start = 0.0
+        for split, share in _SHARES.items():
+            chosen = order[round(start * len(order)) : round((start + share) * len(order))]
+            split_of |= dict.fromkeys(chosen, split)
+            if split == "train":
+                held_back |= set(chosen[: round(_HELD_BACK * len(chosen))])
+            start += share
+    return split_of, frozenset(held_back)
 
 
 def _png(image: NDArray[np.float64]) -> bytes:

@@ -21,4 +21,6 @@ class Plan:
     architecture: Mapping[str, Any] = field(
         default_factory=lambda: {"name": "small_conv", "width": 32, "image_size": 8, "channels": 1}
     )
-    training: Mapping[str, Any] = field(default_factory=lambda: {"epochs": 30})
+    training: Mapping[str, Any] = field(
+        default_factory=lambda: {"epochs": 30, "learning_rate": 2e-3, "weight_decay": 3e-2, "patience": 30}
+    )

@@ -55,7 +55,8 @@ class Settings:
         iterations: of conjugate gradients, one exact product each.
         curvature_rows: rows the products average over.
         sample_rows: of untouched rows that stand for all of them in large sums.
-        rounds: re-linearised steps at most.
+        learning_rounds: re-linearised steps at most, before warm passes go the rest of the way.
+        forgetting_rounds: re-linearised steps at most.
         warm_passes: of half an epoch each at most, when steps alone do not teach the edited rows.
         warm_rate: learning rate of such a pass, as a share of the training's.
         damping: ``d``; None takes the weight decay, at least a tenth of the factors' mean eigenvalue.
@@ -65,7 +66,8 @@ class Settings:
     iterations: int = 8
     curvature_rows: int = 256
     sample_rows: int = 1024
-    rounds: int = 2
+    learning_rounds: int = 1
+    forgetting_rounds: int = 2
     warm_passes: int = 4
     warm_rate: float = 0.1
     damping: float | None = None
@@ -169,7 +171,7 @@ def learn(bench: Bench, data: EditedData) -> list[Step]:
     held_out_limit = HELD_OUT_LIMIT * bench.loss(bench.calibration)
     steps: list[Step] = []
     u = first
-    for _ in range(bench.settings.rounds):
+    for _ in range(bench.settings.learning_rounds):
         before = bench.loss(rows)
         if before <= level:
             break
@@ -188,26 +190,26 @@ def learn(bench: Bench, data: EditedData) -> list[Step]:
 def _warm_passes(
     bench: Bench, data: EditedData, rows: LabelledImages, level: float, held_out_limit: float
 ) -> list[Step]:
-    """Half epochs over the edited data set until the edited rows reach the level; a pass that does not help is undone.
+    """Half epochs over the edited data set until the edited rows reach the level; the best acceptable one is kept.
 
-    On small well-fitted nets a second step's direction breaks the model, while a warm pass from the first step's end
-    goes the rest of the way.
+    On small well-fitted nets a second step's direction breaks the model, while warm passes from the first step's end
+    go the rest of the way.
     """
-    steps: list[Step] = []
-    for number in range(bench.settings.warm_passes):
-        before = bench.loss(rows)
-        if before <= 1.05 * level:
-            break
-        limit = max(held_out_limit, bench.loss(bench.calibration))
-        bench.progress("repair", number, bench.settings.warm_passes)
-        line = Line(bench.model, vectors.zeros_like(vectors.from_parameters(bench.model)))
-        warm_pass(bench, data.after, share=0.5, seed=bench.settings.seed + number)
-        after = bench.loss(rows)
-        if not (after < before and bench.loss(bench.calibration) <= limit):
-            line.at(0.0)
-            break
-        steps.append(Step("warm_pass", 1.0, line.distance(), 0, 0.0, "warm_pass", level, before, after))
-    return steps
+    start = bench.loss(rows)
+    limit = max(held_out_limit, bench.loss(bench.calibration))
+    line = Line(bench.model, vectors.zeros_like(vectors.from_parameters(bench.model)))
+    best, best_parameters, passes = start, vectors.from_parameters(bench.model), 0
+    while best > 1.05 * level and passes < bench.settings.warm_passes:
+        bench.progress("repair", passes, bench.settings.warm_passes)
+        warm_pass(bench, data.after, share=0.5, seed=bench.settings.seed + passes)
+        passes += 1
+        now = bench.loss(rows)
+        if now < best and bench.loss(bench.calibration) <= limit:
+            best, best_parameters = now, vectors.from_parameters(bench.model)
+    if not passes:
+        return []
+    line.to(best_parameters)
+    return [Step("warm_pass", float(passes), line.distance(), 0, 0.0, "warm_pass", level, start, best)]
 
 
 def drop(bench: Bench, data: EditedData) -> list[Step]:
@@ -242,7 +244,7 @@ def forget(bench: Bench, data: EditedData, level: float | None = None) -> list[S
     forgetting = EditedData(data.after.joined(rows), data.after, data.dropped)
     held_out_limit = HELD_OUT_LIMIT * bench.loss(bench.calibration)
     steps: list[Step] = []
-    for _ in range(bench.settings.rounds):
+    for _ in range(bench.settings.forgetting_rounds):
         before = bench.loss(rows)
         if level is not None and before >= 0.97 * level:
             break

@@ -88,11 +88,15 @@ class Line:
         self.direction = direction
         self._origin = vectors.from_parameters(model)
 
-    @torch.no_grad()
     def at(self, scale: float) -> ConceptPredictor:
-        parameters = dict(self.model.named_parameters())
-        for name, origin in self._origin.items():
-            parameters[name].copy_(torch.add(origin, self.direction[name], alpha=scale))
+        return self.to(vectors.axpy(scale, self.direction, self._origin))
+
+    @torch.no_grad()
+    def to(self, parameters: ParameterVector) -> ConceptPredictor:
+        """The model with the given parameters, on the line or off it."""
+        own = dict(self.model.named_parameters())
+        for name, value in parameters.items():
+            own[name].copy_(value)
         return self.model
 
     def distance(self) -> float:
