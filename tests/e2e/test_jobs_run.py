@@ -59,24 +59,26 @@ def test_two_models_are_edited_at_the_same_time_by_two_workers(workshop: Worksho
         workshop.wait_for_state(job_id, "succeeded")
 
 
-def test_an_expected_failure_and_a_crash_end_a_job_and_not_the_next(workshop: Workshop) -> None:
+def test_failures_crashes_and_impossible_results_end_a_job_and_not_the_next(workshop: Workshop) -> None:
     workshop.add_model("digits")
-    failing = workshop.worker("fail")
-    failed = workshop.wait_for_state(workshop.ask_for_edit("digits"), "failed")
-    assert failed.error == {"code": "tolerance_exceeded", "detail": "label F1 fell by 0.05, allowed are 0.02"}
-    failing.kill()
+    worker = workshop.worker()
 
-    crashing = workshop.worker("crash")
-    crashed = workshop.wait_for_state(workshop.ask_for_edit("digits"), "failed")
+    def run(behaviour: str) -> Job:
+        workshop.behave(behaviour)
+        return workshop.wait_for_state(workshop.ask_for_edit("digits"), "succeeded", "failed")
+
+    assert run("fail").error == {"code": "tolerance_exceeded", "detail": "label F1 fell by 0.05, allowed are 0.02"}
+    crashed = run("crash")
     assert crashed.error == {"code": "internal_error", "detail": "The computation stopped unexpectedly (OSError)."}
-    (line,) = [line for line in crashing.log().splitlines() if "computation_crashed" in line]
+    (line,) = [line for line in worker.log().splitlines() if "computation_crashed" in line]
     assert json.loads(line)["job"] == str(crashed.id)
     assert json.loads(line)["at"][-1].endswith(" crash")
-    assert "No space left" not in crashing.log(), "messages of exceptions may hold what is in the data"
-    crashing.kill()
-
-    workshop.worker()
-    edited = workshop.wait_for_state(workshop.ask_for_edit("digits"), "succeeded", "failed")
+    assert "No space left" not in worker.log(), "messages of exceptions may hold what is in the data"
+    assert run("not_a_number").error == {
+        "code": "internal_error",
+        "detail": "The computation stopped unexpectedly (ValueError).",
+    }
+    edited = run("succeed")
     assert (edited.base_version, edited.result_version) == (1, 2)
 
 
@@ -90,14 +92,6 @@ def test_a_request_that_no_longer_applies_fails_without_computing(workshop: Work
     }
     assert workshop.job(first).state == "succeeded"
     assert len(calls()) == 1
-
-
-def test_a_result_with_numbers_that_json_has_not_fails_the_job(workshop: Workshop) -> None:
-    workshop.add_model("digits")
-    workshop.worker("not_a_number")
-    failed = workshop.wait_for_state(workshop.ask_for_edit("digits"), "failed", "succeeded")
-    assert failed.error == {"code": "internal_error", "detail": "The computation stopped unexpectedly (ValueError)."}
-    assert len(workshop.versions("digits")) == 1
 
 
 def test_a_queued_job_is_cancelled_and_passed_over(workshop: Workshop) -> None:

@@ -1,7 +1,7 @@
 """What stands in for ``worker.compute.execute`` in a real compute process: no torch, and stops where a test says.
 
 The directory in ``MODELMEND_TEST_STAGE`` is the stage: a file ``hold`` there makes computations wait until it is gone,
-a line is appended to ``calls`` when one begins.
+a file ``behaviour`` names what they do, a line is appended to ``calls`` when one begins that succeeds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def calls() -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def compute(task: Task, store: ArtifactStore, device: str, progress: Progress) -> Result:
+def succeed(task: Task, store: ArtifactStore, device: str, progress: Progress) -> Result:
     """A version whose weights name the task; waits while ``hold`` is there."""
     progress("loading", 0, 1)
     base = task.base.number if task.base else None
@@ -59,7 +59,7 @@ def crash(task: Task, store: ArtifactStore, device: str, progress: Progress) -> 
 
 
 def not_a_number(task: Task, store: ArtifactStore, device: str, progress: Progress) -> Result:
-    return replace(compute(task, store, device, progress), metrics={"concept_f1": math.nan})
+    return replace(succeed(task, store, device, progress), metrics={"concept_f1": math.nan})
 
 
 def segfault(task: Task, store: ArtifactStore, device: str, progress: Progress) -> Result:
@@ -67,7 +67,10 @@ def segfault(task: Task, store: ArtifactStore, device: str, progress: Progress) 
     raise AssertionError("unreachable")
 
 
-def choose(task: Task, store: ArtifactStore, device: str, progress: Progress) -> Result:
-    """What the task's options name."""
-    behaviour = {"compute": compute, "fail": fail, "crash": crash, "not_a_number": not_a_number, "segfault": segfault}
-    return behaviour[task.options["behaviour"]](task, store, device, progress)
+BEHAVIOURS = {function.__name__: function for function in (succeed, fail, crash, not_a_number, segfault)}
+
+
+def compute(task: Task, store: ArtifactStore, device: str, progress: Progress) -> Result:
+    """What the stage says, or ``succeed``."""
+    file = stage() / "behaviour"
+    return BEHAVIOURS[file.read_text() if file.exists() else "succeed"](task, store, device, progress)

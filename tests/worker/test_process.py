@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -12,7 +11,7 @@ import pytest
 from app.artifacts import open_store
 from app.settings import Settings
 from tests.waiting import wait_until
-from tests.worker.computations import calls
+from tests.worker.computations import calls, stage
 from worker.process import ComputeProcess, Crashed, Died, Failed, Finished, Message, Progress, Ready
 from worker.tasks import Task
 
@@ -37,7 +36,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 @pytest.fixture
 def process(settings: Settings) -> Iterator[ComputeProcess]:
-    process = ComputeProcess(settings, "tests.worker.computations.choose")
+    process = ComputeProcess(settings, "tests.worker.computations.compute")
     yield process
     process.kill()
 
@@ -58,12 +57,13 @@ def run(process: ComputeProcess, behaviour: str) -> list[Message]:
     process.ensure_started()
     if not process.ready:
         assert messages(process) == [Ready()]
-    process.submit(replace(TASK, options={"behaviour": behaviour}), uuid4())
+    (stage() / "behaviour").write_text(behaviour)
+    process.submit(TASK, uuid4())
     return messages(process)
 
 
 def test_one_process_answers_task_after_task(process: ComputeProcess, settings: Settings) -> None:
-    first = run(process, "compute")
+    first = run(process, "succeed")
     assert first[:-1] == [Progress("loading", 0, 1), Progress("solving", 1, 2), Progress("solving", 2, 2)]
     (end,) = first[-1:]
     assert isinstance(end, Finished)
@@ -72,13 +72,13 @@ def test_one_process_answers_task_after_task(process: ComputeProcess, settings: 
     assert run(process, "fail") == [Failed("tolerance_exceeded", "label F1 fell by 0.05, allowed are 0.02")]
     assert run(process, "crash") == [Crashed("OSError")]
     assert run(process, "not_a_number")[-1] == Crashed("ValueError")
-    run(process, "compute")
+    run(process, "succeed")
     assert {call["pid"] for call in calls()} == {process.pid}
 
 
 def test_one_that_died_is_told_and_replaced(process: ComputeProcess) -> None:
     assert run(process, "segfault") == [Died(-signal.SIGSEGV)]
-    assert isinstance(run(process, "compute")[-1], Finished)
+    assert isinstance(run(process, "succeed")[-1], Finished)
 
 
 def test_killing_leaves_nothing_and_may_be_repeated(process: ComputeProcess) -> None:
@@ -109,7 +109,7 @@ def test_signals_for_the_whole_group_do_not_end_a_computation(process: ComputePr
     assert process.pid
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(process.pid, number)
-    assert isinstance(run(process, "compute")[-1], Finished)
+    assert isinstance(run(process, "succeed")[-1], Finished)
 
 
 def test_one_that_cannot_start_dies_before_it_is_ready(settings: Settings) -> None:

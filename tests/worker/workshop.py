@@ -182,6 +182,10 @@ class Workshop:
             doorbell.close()
         return job_id
 
+    def behave(self, behaviour: str) -> None:
+        """What computations that begin from now on do: the name of a function in ``computations``."""
+        (self.stage / "behaviour").write_text(behaviour)
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """Computations that begin in here wait until its end."""
