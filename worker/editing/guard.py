@@ -36,18 +36,17 @@ def require_utility(before: Mapping[str, Any], after: Mapping[str, Any], toleran
 
 
 def require_gain(steps: list[Step]) -> None:
-    """Refuse when rows should have changed their loss and did not.
+    """Refuse when rows should have changed their loss and did not, or changed it the wrong way.
 
     Raises:
         EditRefused: ``nothing_gained``.
     """
-    for phase in ("learn", "forget"):
-        taken = [step for step in steps if step.phase == phase]
-        if not taken:
+    for phase, kinds in (("learn", ("learn", "warm_pass")), ("forget", ("forget",))):
+        taken = [step for step in steps if step.phase in kinds]
+        if not taken or taken[0].level is None:
             continue
-        first, last = taken[0], taken[-1]
-        gap = abs((first.level if first.level is not None else first.loss_before) - first.loss_before)
-        if gap > 0.05 * first.loss_before and abs(last.loss_after - first.loss_before) < 0.1 * gap:
+        start, gap = taken[0].loss_before, taken[0].level - taken[0].loss_before
+        if abs(gap) > 0.05 * start and not (taken[-1].loss_after - start) / gap >= 0.1:  # also when not a number
             raise EditRefused("nothing_gained", f"no step of the {phase} phase brought the edited rows nearer")
 
 
