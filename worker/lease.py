@@ -36,7 +36,7 @@ class Lease:
         self._engine = engine
         self._claim = claim
         self._lease_seconds = lease_seconds
-        self._heartbeat_seconds = heartbeat_seconds
+        self._heartbeat_seconds = min(heartbeat_seconds, lease_seconds / 3)  # whatever was configured, in time
         self._renewed_at = claim.claimed_at
         self._taken = False
         self._cancel_requested = False

@@ -70,6 +70,12 @@ def test_a_request_to_cancel_is_heard_between_renewals(workshop: Workshop, held:
         assert not kept.lost
 
 
+def test_a_heartbeat_longer_than_the_lease_is_not_waited_for(workshop: Workshop, held: Claim) -> None:
+    with lease(workshop.engine, held, lease_seconds=3.0, heartbeat_seconds=60.0) as kept:
+        wait_for_renewal(workshop, held)
+        assert not kept.lost
+
+
 def test_without_a_database_it_is_held_until_its_time_is_over(held: Claim) -> None:
     nowhere = create_engine("postgresql+psycopg://127.0.0.1:1/nothing")
     with lease(nowhere, held, lease_seconds=1e6) as kept:
