@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -54,9 +55,13 @@ def prepare(client: Client, display: Display, plan: Plan) -> Demonstration:
     """Load the digits, plant wrong labels, choose who will want to be forgotten."""
     digits = load(plan.seed)
     rows, planted = plant_wrong_labels(digits.rows, plan.wrong_labels, plan.seed)
-    subjects = sorted({row.subject for row in rows if row.split == "train"})
-    leaving = str(np.random.default_rng(plan.seed).choice(subjects))
-    return Demonstration(client, display, plan, rows, digits.held_back, planted, leaving)
+    return Demonstration(client, display, plan, rows, digits.held_back, planted, _leaving(rows))
+
+
+def _leaving(rows: Sequence[DigitRow]) -> str:
+    """The subject that the model has learned most from; of several the first."""
+    trained_on = Counter(row.subject for row in rows if row.split == "train")
+    return min(trained_on, key=lambda subject: (-trained_on[subject], subject))
 
 
 def import_digits(demo: Demonstration) -> None:
@@ -118,7 +123,7 @@ def add_rows(demo: Demonstration) -> None:
 
 
 def remove_subject(demo: Demonstration) -> None:
-    count = sum(row.subject == demo.leaving_subject for row in demo.rows)
+    count = sum(row.subject == demo.leaving_subject for row in (*demo.rows, *demo.held_back))
     operation = remove_samples(subjects=[demo.leaving_subject])
     _edit(demo, "remove_subject", (f"Remove one subject ({count} rows)", "remove 1 subject"), operation)
 
