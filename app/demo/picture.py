@@ -27,9 +27,9 @@ def draw(path: Path, edits: Sequence[ShownEdit], *, device: str | None) -> None:
     panels = figure.subplots(1, 4, sharey=True, gridspec_kw={"width_ratios": (1.35, 1, 1, 0.9)})
     outcomes = [edit.outcome for edit in edits]
     _seconds(panels[0], outcomes)
-    _scores(panels[1], "concept F1 on test data", outcomes, "concept_f1")
-    _scores(panels[2], "label F1 on test data", outcomes, "label_f1")
-    _scores(panels[3], "attack AUC, removed rows", outcomes, "auc")
+    _scores(panels[1], "concept F1 on test data", outcomes, "concept_f1", least_span=0.04)
+    _scores(panels[2], "label F1 on test data", outcomes, "label_f1", least_span=0.04)
+    _scores(panels[3], "attack AUC, removed rows", outcomes, "auc", least_span=0.3)
     panels[3].axvline(0.5, color=BEFORE, linewidth=0.8, linestyle=(0, (2, 2)), zorder=1)
     panels[0].set_yticks(range(len(edits)), [_label(edit) for edit in edits])
     panels[0].set_ylim(len(edits) - 0.4, -0.6)  # the first edit on top
@@ -52,9 +52,9 @@ def _seconds(axes: Axes, outcomes: Sequence[EditOutcome]) -> None:
         if outcome.speed_up and outcome.seconds and outcome.retrain_seconds:
             middle = (outcome.seconds * outcome.retrain_seconds) ** 0.5
             axes.annotate(
-                f"{outcome.speed_up:.0f}× faster" if outcome.speed_up >= 2 else f"{outcome.speed_up:.1f}×",
+                _times(outcome.speed_up),
                 (middle, row),
-                xytext=(0, 6),
+                xytext=(0, 8),
                 textcoords="offset points",
                 ha="center",
                 fontsize=9,
@@ -69,18 +69,23 @@ def _seconds(axes: Axes, outcomes: Sequence[EditOutcome]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def _scores(axes: Axes, title: str, outcomes: Sequence[EditOutcome], score: str) -> None:
+def _scores(axes: Axes, title: str, outcomes: Sequence[EditOutcome], score: str, *, least_span: float) -> None:
+    """Args: ``least_span`` keeps small differences small: an axis covers at least that much."""
     before, edited, retrained = (
         [getattr(outcome, f"{score}_{when}") for outcome in outcomes] for when in ("before", "after", "retrained")
     )
     _frame(axes, title)
     _connect(axes, before, edited)
     _connect(axes, edited, retrained)
-    _marks(axes, before, color=BEFORE, marker="o", size=52, filled=False)
+    _marks(axes, before, color=BEFORE, marker="o", size=120, filled=False)
     _marks(axes, retrained, color=RETRAINED, marker="D", size=86, filled=False)
     _marks(axes, edited, color=EDITED, marker="o", size=64)
-    axes.xaxis.set_major_locator(MaxNLocator(4))
-    axes.margins(x=0.12)
+    axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+    known = [value for value in (*before, *edited, *retrained) if value is not None]
+    if known:
+        middle, span = (min(known) + max(known)) / 2, max(1.25 * (max(known) - min(known)), least_span)
+        high = min(middle + span / 2, 1 + 0.06 * span)  # a score of 1 is the end, with room for its mark
+        axes.set_xlim(high - span, high)
 
 
 def _frame(axes: Axes, title: str) -> None:
@@ -120,6 +125,11 @@ def _label(edit: ShownEdit) -> str:
     return edit.title if closure is None else f"{edit.title}\nclosure {closure:.2f}"
 
 
+def _times(speed_up: float) -> str:
+    factor, word = (speed_up, "faster") if speed_up >= 1 else (1 / speed_up, "slower")
+    return f"{factor:.0f}× {word}" if factor >= 10 else f"{factor:.1f}× {word}"
+
+
 def _subtitle(device: str | None) -> str:
     return (
         "Each edit starts from the version before it. Closure 1: the edited rows are as they are after retraining. "
@@ -130,7 +140,7 @@ def _subtitle(device: str | None) -> str:
 def _legend(figure: Figure) -> None:
     axes = figure.axes[0]
     marks = [
-        axes.scatter([], [], s=52, facecolors="white", edgecolors=BEFORE, linewidths=1.8, label="before"),
+        axes.scatter([], [], s=100, facecolors="white", edgecolors=BEFORE, linewidths=1.8, label="before"),
         axes.scatter([], [], s=64, color=EDITED, label="edited"),
         axes.scatter(
             [], [], s=86, marker="D", facecolors="white", edgecolors=RETRAINED, linewidths=1.8, label="retrained"
