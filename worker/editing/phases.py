@@ -22,7 +22,7 @@ from worker.curvature.factors import Factors
 from worker.curvature.solve import Solution
 from worker.curvature.vectors import ParameterVector
 from worker.data.tensors import LabelledImages
-from worker.editing.edited_data import EditedData
+from worker.editing.edited_data import UNKNOWN, EditedData
 from worker.editing.gradients import after_gradient, edit_gradient
 from worker.editing.length import Estimate, Trial, best_trial, combined_rise, scale_reaching
 from worker.editing.repair import warm_pass as take_warm_pass
@@ -164,7 +164,8 @@ def learn(bench: Bench, data: EditedData) -> list[Step]:
     if not len(rows):
         return []
     sample = bench.sample(data.untouched)
-    level = _level(bench, rows, data.after.take(sample))
+    # Where every row is touched, none says what a training row's loss is but the rows as they were.
+    level = _level(bench, rows, data.after.take(sample) if len(sample) else data.masked(data.before))
     bench.progress("gradient", 0, 1)
     first = edit_gradient(bench.model, data, sample)
     after_at_start = after_gradient(bench.model, data, sample, bench.weight_decay)
@@ -293,7 +294,7 @@ def _unseen_level(bench: Bench, data: EditedData, rows: LabelledImages, line: Li
     level = _level(bench, rows, bench.calibration)
     if not start < level:
         return start
-    spread = float(held_out.std() / held_out.mean())
+    spread = float(held_out.std(correction=0) / held_out.mean())
     error = spread / len(rows) ** 0.5
     groups = min(CONTROL_GROUPS, CONTROL_ROWS // len(rows) + 1)
     if error < ENOUGH_ROWS_ERROR or len(rows) * groups > len(data.untouched) // 2:
@@ -325,16 +326,25 @@ def _control_scale(bench: Bench, data: EditedData, size: int, groups: int, level
 
 
 def _level(bench: Bench, rows: LabelledImages, reference: LabelledImages) -> float:
-    """Mean loss of the reference rows; of the same classes in the same proportions where ``rows`` are few."""
-    losses = bench.losses(reference)
+    """Mean loss that ``rows`` would have, were each of their known labels like the reference rows' known labels.
+
+    Where ``rows`` are few, they are compared with reference rows of their own class.
+    """
+    losses, known = bench.losses(reference), _known_labels(reference)
+    wanted = _known_labels(rows)
+    overall = losses.sum() / known.sum().clamp_min(1)
     if len(rows) >= FEW_ROWS:
-        return float(losses.mean())
-    overall = losses.mean()
-    means = []
-    for label in rows.classes:
-        same = losses[reference.classes == label]
-        means.append(same.mean() if len(same) else overall)
-    return float(torch.stack(means).mean())
+        return float(overall * wanted.mean())
+    levels = []
+    for label, labels in zip(rows.classes, wanted, strict=True):
+        same = reference.classes == label
+        levels.append(labels * (losses[same].sum() / known[same].sum() if known[same].any() else overall))
+    return float(torch.stack(levels).mean())
+
+
+def _known_labels(rows: LabelledImages) -> Tensor:
+    """How many concept labels of each row are known ``[n]``."""
+    return (rows.concepts != UNKNOWN).sum(dim=1).to(rows.images.dtype)
 
 
 def _falling(bench: Bench, line: Line, rows: LabelledImages, level: float, held_out_limit: float) -> Trial:
