@@ -1,0 +1,78 @@
+"""The README's examples, as printed, against ``modelmend serve`` in a fresh directory."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.serving import served
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+ADDRESS = "http://127.0.0.1:8000"
+PAUSE = '\necho "=== example"\n'
+
+
+def examples(language: str) -> list[str]:
+    """Blocks of the section on the API, in order."""
+    section = README.partition("## The API by hand")[2].partition("\n## ")[0]
+    return re.findall(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    """The JSON objects in an output, which curl prints one after the other without a line's end."""
+    decoder, found = json.JSONDecoder(), []
+    while "{" in text:
+        text = text[text.index("{") :]
+        value, end = decoder.raw_decode(text)
+        found.append(value)
+        text = text[end:]
+    return found
+
+
+def test_the_examples_work_as_printed(tmp_path: Path) -> None:
+    # The port may be taken on the machine that runs tests; everything else is as printed.
+    with served(tmp_path, "--port", "0") as service:
+        (tmp_path / ".venv").symlink_to(Path(sys.prefix))
+        script = ("set -eu" + PAUSE + PAUSE.join(examples("sh"))).replace(ADDRESS, service.record.url)
+        ran = subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert ran.returncode == 0, ran.stderr
+        outputs = [objects(output) for output in ran.stdout.split(PAUSE.strip().split('"')[1])[2:]]
+        (dataset,), trained, fitted, fixed, several, (refusal,), history = outputs
+        assert sum(dataset["counts"].values()) == 1688
+        assert "1,688 handwritten digits" in README
+        assert [job["state"] for job in (trained[0], fitted[0], several[0])] == ["queued"] * 3
+        assert fixed[0]["counts"]["labels_changed"] > 0
+        assert (refusal["status"], refusal["code"]) == (422, "invalid_edit")
+        assert [error["pointer"] for error in refusal["errors"]] == ["/operations/0/samples/0"]
+        edits, ledger = history
+        assert len(ledger["entries"]) == 5
+        assert edits["edits"][0]["request"]["reason"] == "request of 3 June"
+
+        with service.client() as client:
+            jobs = list(client.jobs("digits"))
+            assert [job.kind for job in jobs] == ["edit", "edit", "fit_factors", "train"]
+            assert {job.state for job in jobs} == {"succeeded"}, [job.error for job in jobs]
+            version = client.version("digits", 2)
+            assert len((tmp_path / "digits-v2.safetensors").read_bytes()) == len(client.weights("digits", 2))
+            (python,) = examples("python")
+            done = subprocess.run(
+                [sys.executable, "-c", python.replace(ADDRESS, service.record.url)],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+            number, score = done.stdout.split()
+            dropped = client.version("digits", int(number))
+            assert set(version.concepts) - set(dropped.concepts) == {"crossing"}
+            assert float(score) == pytest.approx(dropped.metrics["concept_f1"])
