@@ -89,17 +89,19 @@ def edit(bench: Workbench) -> Result:
         "libraries": {"torch": torch.__version__, "python": platform.python_version(), "modelmend": code_version()},
     }
     bench.progress("publishing", 0, 1)
-    child_factors = _child_factors(factors, changes)
+    # A model trained anew has nothing of its parent's curvature.
+    inherited = None if method == "retrain" else _child_factors(factors, changes)
     result = Result(
         concepts=frame.concepts_after,
         publishes=True,
         snapshot_digest=bench.store.put(frame.snapshot_after.to_bytes()),
         weights_digest=bench.put_model(edited, edited_label),
-        factors_digest=bench.put_factors(child_factors),
-        factors_version=_factors_version(task, factors_fitted),
+        factors_digest=bench.put_factors(inherited) if inherited else None,
+        factors_version=_factors_version(task, factors_fitted) if inherited else None,
         metrics=after_metrics,
         report=report,
     )
+    bench.forget(changes.removed)
     end = time.perf_counter()
     report["timings"] = {
         "loading": loaded - start,
@@ -137,10 +139,6 @@ class Frame:
         self.calibration = self._masked(bench.rows(in_base_columns, "calibration"))
         self.test = bench.rows(in_base_columns, "test")
         self.test_after = bench.rows(self.snapshot_after, "test")
-
-    def columns_of(self, model: ConceptPredictor) -> list[int]:
-        """Columns of the base version that the model predicts: all, or those that were kept."""
-        return self.kept if model.head.out_features == len(self.kept) else list(range(model.head.out_features))
 
     def losses(self, model: ConceptPredictor, rows: LabelledImages) -> torch.Tensor:
         """Concept losses of rows in base columns, over the kept concepts only, so that models compare."""

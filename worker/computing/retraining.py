@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,11 @@ def _comparison(bench: Workbench, models: list[ConceptPredictor], measured: list
     if compared is None:
         raise TaskFailure("nothing_to_compare", "no edit made this version")
     base, edited_version = compared["base"], compared["edited"]
-    frame = Frame(bench, bench.snapshot(base.snapshot_digest), SnapshotChanges.from_json(compared["changes"]))
+    changes = SnapshotChanges.from_json(compared["changes"])
+    # Rows may have been erased since; what cannot be looked at any more is left out of the comparison.
+    erased = {i for i in changes.removed if not bench.store.image_path(bench.task.dataset_id, i).exists()}
+    snapshot = bench.snapshot(base.snapshot_digest).apply(SnapshotChanges(removed=tuple(sorted(erased))))
+    frame = Frame(bench, snapshot, replace(changes, removed=tuple(sorted(set(changes.removed) - erased))))
     before, _ = bench.model(base)
     edited, _ = bench.model(edited_version)
     known = {"before": before, "after": edited}
@@ -97,6 +102,7 @@ def _comparison(bench: Workbench, models: list[ConceptPredictor], measured: list
         "base_version": base.number,
         "version": edited_version.number,
         "rows": groups,
+        "erased_rows": len(erased),
         "membership": attack,
         "metrics": {
             name: {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,10 @@ class Workbench:
             raise TaskFailure("empty_split", f"the {split} split has no rows")
         task = self.task
         return labelled_images(snapshot, positions, IMAGES, self.store, task.dataset_id, task.architecture, self.device)
+
+    def forget(self, sample_ids: Iterable[int]) -> None:
+        """Keep no decoded copy of the given rows in this process."""
+        IMAGES.forget(self.task.dataset_id, sample_ids)
 
     def model(self, version: BaseVersion) -> tuple[ConceptPredictor, LabelPredictor]:
         """A published version's two predictors."""
