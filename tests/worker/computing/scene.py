@@ -217,7 +217,7 @@ class World:
                 return SnapshotChanges(
                     fixes=self.scene.wrong_labels(12).fixes,
                     removed=tuple(train[-8:]),
-                    added=self.scene.more(10).added,
+                    added=self.scene.more(10, first_id=20_000).added,
                     dropped=(2,),
                 )
         raise ValueError(name)

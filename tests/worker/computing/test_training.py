@@ -129,5 +129,5 @@ class TestFactors:
 @pytest.mark.parametrize("kind", ["edit", "fit_factors", "retrain", "register"])
 def test_a_task_without_what_its_kind_needs_is_a_mistake(own_world: World, kind: str) -> None:
     task: Task = own_world.scene.task(kind)
-    with pytest.raises(RuntimeError, match="a retraining|an edit needs|factors are fitted|a registration needs"):
+    with pytest.raises(RuntimeError, match=r"a retraining|an edit needs|factors are fitted|a registration needs"):
         own_world.scene.run(task)
