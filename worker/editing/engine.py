@@ -22,7 +22,7 @@ from worker.data.tensors import LabelledImages
 from worker.editing.edited_data import EditedData
 from worker.editing.gradients import after_gradient, edit_gradient
 from worker.editing.guard import require_classes, require_gain, require_utility
-from worker.editing.phases import Bench, Progress, Settings, Step, drop, forget, learn, warm_pass
+from worker.editing.phases import Bench, Level, Progress, Settings, Step, drop, forget, learn, warm_pass
 from worker.editing.step import Line, inverse_factors, recompute_statistics
 
 REPAIR_THRESHOLD = 1.02
@@ -116,7 +116,7 @@ def edit(
         with timings.stage("repair"):
             if bench.loss(given.calibration) > REPAIR_THRESHOLD * start_loss:
                 repair_steps = _repair(bench, given, settings)
-                levels = [step.level for step in steps if step.phase == "forget"]
+                levels = [step.unseen for step in steps if step.unseen]
                 if repair_steps and levels:  # the pass drifts back towards membership
                     steps += forget(bench, given.data, levels[0])
     gradient_after = vectors.norm(after_gradient(model, given.data, sample, weight_decay))
@@ -188,7 +188,13 @@ def _repair(bench: Bench, given: EditInput, settings: Settings) -> int:
     """A warm pass, undone unless the held-out loss fell."""
     bench.progress("repair", 0, 1)
     before, state = bench.loss(given.calibration), copy.deepcopy(bench.model.state_dict())
-    steps = warm_pass(bench, given.data.after, share=0.25, seed=settings.seed)
+    sample = bench.sample(given.data.untouched)
+    unfinished = vectors.axpy(
+        1.0,
+        edit_gradient(given.model, given.data, sample),
+        after_gradient(given.model, given.data, sample, bench.weight_decay),
+    )
+    steps = warm_pass(bench, given.data.after, unfinished, share=0.25, seed=settings.seed)
     if bench.loss(given.calibration) < before:
         return steps
     bench.model.load_state_dict(state)

@@ -81,3 +81,8 @@ def combined_rise(estimates: Sequence[Estimate]) -> float:
     weights = [1 / estimate.log_error**2 for estimate in estimates]
     total = sum(weight * math.log(e.rise) for weight, e in zip(weights, estimates, strict=True))
     return math.exp(total / sum(weights))
+
+
+def combined_error(estimates: Sequence[Estimate]) -> float:
+    """Standard error of the logarithm of :func:`combined_rise`, the estimates being independent."""
+    return sum(1 / estimate.log_error**2 for estimate in estimates) ** -0.5

@@ -40,11 +40,8 @@ CONTROL_LOG_ERROR = 0.3
 
 LEARNING_SCALES = (0.0, 0.0625, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0, 1.5)
 
-HELD_OUT_LIMIT = 1.05
+HELD_OUT_LIMIT = 1.1
 """A step may cost this much of the held-out concept loss, whatever it still has to reach."""
-
-ENOUGH_ROWS_ERROR = 0.15
-"""With a smaller relative standard error of the held-out level, control groups would add nothing."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +133,17 @@ def curvature_sample(data: EditedData, size: int, seed: int) -> tuple[LabelledIm
 
 
 @dataclass(frozen=True)
+class Level:
+    """A mean loss to reach, with one standard error to either side."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
 class Step:
-    """One step that was taken."""
+    """One step that was taken; ``unseen`` is the level of unseen rows with its interval."""
 
     phase: str
     scale: float
@@ -148,6 +154,7 @@ class Step:
     level: float | None
     loss_before: float
     loss_after: float
+    unseen: Level | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -185,11 +192,16 @@ def learn(bench: Bench, data: EditedData) -> list[Step]:
             break
         after_now = after_gradient(bench.model, data, sample, bench.weight_decay)
         u = vectors.axpy(1.0, first, vectors.axpy(-1.0, after_now, after_at_start))
-    return steps + _warm_passes(bench, data, rows, level, held_out_limit)
+    return steps + _warm_passes(bench, data, rows, vectors.axpy(1.0, first, after_at_start), level, held_out_limit)
 
 
 def _warm_passes(
-    bench: Bench, data: EditedData, rows: LabelledImages, level: float, held_out_limit: float
+    bench: Bench,
+    data: EditedData,
+    rows: LabelledImages,
+    unfinished: ParameterVector,
+    level: float,
+    held_out_limit: float,
 ) -> list[Step]:
     """Half epochs over the edited data set until the edited rows reach the level; the best acceptable one is kept.
 
@@ -202,7 +214,7 @@ def _warm_passes(
     best, best_parameters, passes = start, vectors.from_parameters(bench.model), 0
     while best > 1.05 * level and passes < bench.settings.warm_passes:
         bench.progress("repair", passes, bench.settings.warm_passes)
-        warm_pass(bench, data.after, share=0.5, seed=bench.settings.seed + passes)
+        warm_pass(bench, data.after, unfinished, share=0.5, seed=bench.settings.seed + passes)
         passes += 1
         now = bench.loss(rows)
         if now < best and bench.loss(bench.calibration) <= limit:
@@ -233,7 +245,7 @@ def drop(bench: Bench, data: EditedData) -> list[Step]:
     return [_step("drop", line, chosen.scale, solution, None, before, chosen.held_out)]
 
 
-def forget(bench: Bench, data: EditedData, level: float | None = None) -> list[Step]:
+def forget(bench: Bench, data: EditedData, level: Level | None = None) -> list[Step]:
     """Make removed rows look like rows never seen: their loss rises to the level of unseen rows and no further.
 
     Args:
@@ -247,7 +259,7 @@ def forget(bench: Bench, data: EditedData, level: float | None = None) -> list[S
     steps: list[Step] = []
     for _ in range(bench.settings.forgetting_rounds):
         before = bench.loss(rows)
-        if level is not None and before >= 0.97 * level:
+        if level is not None and before >= 0.97 * level.value:
             break
         bench.progress("gradient", 0, 1)
         solution = bench.solve(_removal_gradient(bench, forgetting), forgetting)
@@ -256,19 +268,20 @@ def forget(bench: Bench, data: EditedData, level: float | None = None) -> list[S
             level = _unseen_level(bench, forgetting, rows, line)
         bench.progress("line_search", 0, 1)
         most = scale_reaching(partial(_held_out_at, bench, line), held_out_limit, most=2.0)
-        scale = scale_reaching(partial(_loss_at, bench, line, rows=rows), level, most=most)
+        scale = scale_reaching(partial(_loss_at, bench, line, rows=rows), level.value, most=most)
         after = _loss_at(bench, line, scale, rows)
-        steps.append(_step("forget", line, scale, solution, level, before, after))
-        if scale == 0.0 or after - before < 0.1 * (level - before):
+        steps.append(_step("forget", line, scale, solution, level.value, before, after, level))
+        if scale == 0.0 or after - before < 0.1 * (level.value - before):
             break
     return steps
 
 
-def warm_pass(bench: Bench, rows: LabelledImages, *, share: float, seed: int) -> int:
+def warm_pass(bench: Bench, rows: LabelledImages, unfinished: ParameterVector, *, share: float, seed: int) -> int:
     """A short warm pass with the model's own training settings; see :mod:`worker.editing.repair`."""
     return take_warm_pass(
         bench.model,
         rows,
+        unfinished,
         learning_rate=bench.settings.warm_rate * bench.training["learning_rate"],
         weight_decay=bench.weight_decay,
         batch_size=bench.training["batch_size"],
@@ -281,30 +294,31 @@ def _removal_gradient(bench: Bench, data: EditedData) -> ParameterVector:
     return edit_gradient(bench.model, data, bench.sample(data.untouched))
 
 
-def _unseen_level(bench: Bench, data: EditedData, rows: LabelledImages, line: Line) -> float:
+def _unseen_level(bench: Bench, data: EditedData, rows: LabelledImages, line: Line) -> Level:
     """The mean loss that the removed rows should have, were they never seen.
 
-    The held-out level is right on average, but the mean of few rows hangs on the hardest of them, and how hard these
-    rows are only they can tell. So where few rows leave, control groups of as many kept rows are removed in thought:
+    The held-out level is right on average, and for many rows that is enough. The mean of a few hangs on the hardest of
+    them, and how hard these rows are only they can tell. So control groups of as many kept rows are removed in thought:
     the one scale at which *their* losses reach the held-out level says how far along their own direction the removed
-    rows should go. Both estimates are combined by their errors.
+    rows should go. Both estimates are combined by their errors, which also make the interval.
     """
     start = bench.loss(rows)
     held_out = bench.losses(bench.calibration)
     level = _level(bench, rows, bench.calibration)
     if not start < level:
-        return start
+        return Level(start, start, start)
     spread = float(held_out.std(correction=0) / held_out.mean())
     error = spread / len(rows) ** 0.5
     groups = min(CONTROL_GROUPS, CONTROL_ROWS // len(rows) + 1)
-    if error < ENOUGH_ROWS_ERROR or len(rows) * groups > len(data.untouched) // 2:
-        return level
-    scale = _control_scale(bench, data, len(rows), groups, float(held_out.mean()))
-    predicted = _loss_at(bench, line, scale, rows)
-    line.at(0.0)
-    control_error = (CONTROL_LOG_ERROR**2 + spread**2 / (groups * len(rows))) ** 0.5
-    estimates = [Estimate(level - start, error), Estimate(predicted - start, control_error)]
-    return start + combined_rise(estimates)
+    estimates = [Estimate(level - start, error)]
+    if len(rows) < FEW_ROWS and len(rows) * groups <= len(data.untouched) // 2:
+        scale = _control_scale(bench, data, len(rows), groups, float(held_out.mean()))
+        predicted = _loss_at(bench, line, scale, rows)
+        line.at(0.0)
+        control_error = (CONTROL_LOG_ERROR**2 + spread**2 / (groups * len(rows))) ** 0.5
+        estimates.append(Estimate(predicted - start, control_error))
+    rise, error = combined_rise(estimates), combined_error(estimates)
+    return Level(start + rise, start + rise * math.exp(-error), start + rise * math.exp(error))
 
 
 def _control_scale(bench: Bench, data: EditedData, size: int, groups: int, level: float) -> float:
@@ -378,7 +392,14 @@ def _loss_at(bench: Bench, line: Line, scale: float, rows: LabelledImages) -> fl
 
 
 def _step(
-    phase: str, line: Line, scale: float, solution: Solution, level: float | None, before: float, after: float
+    phase: str,
+    line: Line,
+    scale: float,
+    solution: Solution,
+    level: float | None,
+    before: float,
+    after: float,
+    unseen: Level | None = None,
 ) -> Step:
     return Step(
         phase=phase,
@@ -390,6 +411,7 @@ def _step(
         level=level,
         loss_before=before,
         loss_after=after,
+        unseen=unseen,
     )
 
 
