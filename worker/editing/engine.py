@@ -22,7 +22,7 @@ from worker.data.tensors import LabelledImages
 from worker.editing.edited_data import EditedData
 from worker.editing.gradients import after_gradient, edit_gradient
 from worker.editing.guard import require_classes, require_gain, require_utility
-from worker.editing.phases import Bench, Level, Progress, Settings, Step, drop, forget, learn, warm_pass
+from worker.editing.phases import Bench, Progress, Settings, Step, drop, forget, learn, warm_pass
 from worker.editing.step import Line, inverse_factors, recompute_statistics
 
 REPAIR_THRESHOLD = 1.02

@@ -85,4 +85,4 @@ def combined_rise(estimates: Sequence[Estimate]) -> float:
 
 def combined_error(estimates: Sequence[Estimate]) -> float:
     """Standard error of the logarithm of :func:`combined_rise`, the estimates being independent."""
-    return sum(1 / estimate.log_error**2 for estimate in estimates) ** -0.5
+    return math.sqrt(1 / sum(1 / estimate.log_error**2 for estimate in estimates))

@@ -24,7 +24,7 @@ from worker.curvature.vectors import ParameterVector
 from worker.data.tensors import LabelledImages
 from worker.editing.edited_data import UNKNOWN, EditedData
 from worker.editing.gradients import after_gradient, edit_gradient
-from worker.editing.length import Estimate, Trial, best_trial, combined_rise, scale_reaching
+from worker.editing.length import Estimate, Trial, best_trial, combined_error, combined_rise, scale_reaching
 from worker.editing.repair import warm_pass as take_warm_pass
 from worker.editing.step import Curvature, Line
 
