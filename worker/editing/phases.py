@@ -307,7 +307,7 @@ def _unseen_level(bench: Bench, data: EditedData, rows: LabelledImages, line: Li
     level = _level(bench, rows, bench.calibration)
     if not start < level:
         return Level(start, start, start)
-    spread = float(held_out.std(correction=0) / held_out.mean())
+    spread = float(held_out.std(correction=0) / held_out.mean()) or 1.0  # one row alone tells nothing of others
     error = spread / len(rows) ** 0.5
     groups = min(CONTROL_GROUPS, CONTROL_ROWS // len(rows) + 1)
     estimates = [Estimate(level - start, error)]

@@ -169,7 +169,7 @@ class TestEveryKind:
 
 
 class TestEffect:
-    """That rows end where they should, on a problem small enough to overfit: removed rows' loss is a sixth of unseen
+    """That rows end where they should, on a problem small enough to overfit: removed rows' loss is a third of unseen
     rows'. Ten per cent either way: bisections stop within a thousandth of a level, and a step more is taken only
     where one ends outside three to five per cent."""
 
