@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Plan:
-    """Shares are of the training rows."""
+    """Wrong labels are a share of the training rows; removed rows a share of all, taken from those of training."""
 
     dataset_id: str = "digits"
     model_id: str = "digits"
@@ -17,10 +17,10 @@ class Plan:
     dropped_concept: str = "crossing"
     removed_rows: float = 0.03
     repeats: int = 2  # retrainings that each edit is compared with
-    seed: int = 0
+    seed: int = 3
     architecture: Mapping[str, Any] = field(
         default_factory=lambda: {"name": "small_conv", "width": 32, "image_size": 8, "channels": 1}
     )
     training: Mapping[str, Any] = field(
-        default_factory=lambda: {"epochs": 30, "learning_rate": 2e-3, "weight_decay": 3e-2, "patience": 30}
+        default_factory=lambda: {"epochs": 30, "learning_rate": 2e-3, "weight_decay": 1e-3, "patience": 30}
     )

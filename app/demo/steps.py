@@ -98,7 +98,7 @@ def drop_concept(demo: Demonstration) -> None:
 
 def remove_rows(demo: Demonstration) -> None:
     staying = [row.key for row in demo.train if row.subject != demo.leaving_subject]
-    count = round(demo.plan.removed_rows * len(demo.train))
+    count = round(demo.plan.removed_rows * len(demo.rows))
     chosen = sorted(demo.random().choice(staying, count, replace=False).tolist())
     _edit(demo, "remove_samples", (f"Remove {count} rows", f"remove {count} rows"), remove_samples(chosen))
 
