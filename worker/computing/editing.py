@@ -40,7 +40,7 @@ def edit(bench: Workbench) -> Result:
         raise RuntimeError("an edit needs a base version and changes")
     bench.progress("loading", 0, 1)
     changes = SnapshotChanges.from_json(task.changes)
-    frame = Frame(bench, bench.snapshot(task.base.snapshot_digest), changes)
+    frame = Frame(bench, task.base.concepts, bench.snapshot(task.base.snapshot_digest), changes)
     model, label_predictor = bench.model(task.base)
     factors, factors_fitted = _factors(bench, model, frame)
     loaded = time.perf_counter()
@@ -115,6 +115,13 @@ def edit(bench: Workbench) -> Result:
 class Frame:
     """The data of an edit in the base version's columns, and as the edited version sees it.
 
+    Args:
+        concepts: names of the base version's columns.
+        before: its data.
+
+    Raises:
+        TaskFailure: the changes do not apply to the data, or leave a split empty.
+
     Attributes:
         train: rows before and after.
         calibration, test: held-out rows of the edited data set; dropped concepts unknown in ``calibration``.
@@ -122,18 +129,15 @@ class Frame:
         kept: columns that are not dropped.
     """
 
-    def __init__(self, bench: Workbench, before: Snapshot, changes: SnapshotChanges) -> None:
-        base = bench.task.base or (bench.task.compared and bench.task.compared["base"])
-        if not base:
-            raise RuntimeError("an edit has a base version")
+    def __init__(self, bench: Workbench, concepts: list[str], before: Snapshot, changes: SnapshotChanges) -> None:
         try:
             self.snapshot_after = before.apply(changes)
             in_base_columns = before.apply(replace(changes, dropped=()))
         except InvalidChanges as error:
             raise TaskFailure("edit_no_longer_applies", str(error)) from error
         self.dropped = tuple(sorted(set(changes.dropped)))
-        self.kept = [j for j in range(len(base.concepts)) if j not in set(self.dropped)]
-        self.concepts_after = [base.concepts[j] for j in self.kept]
+        self.kept = [j for j in range(len(concepts)) if j not in set(self.dropped)]
+        self.concepts_after = [concepts[j] for j in self.kept]
         train_before = bench.rows(before, "train")
         self.train = EditedData(train_before, self._masked(bench.rows(in_base_columns, "train")), self.dropped)
         self.calibration = self._masked(bench.rows(in_base_columns, "calibration"))

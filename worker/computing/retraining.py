@@ -84,7 +84,8 @@ def _comparison(bench: Workbench, models: list[ConceptPredictor], measured: list
     # Rows may have been erased since; what cannot be looked at any more is left out of the comparison.
     erased = {i for i in changes.removed if not bench.store.image_path(bench.task.dataset_id, i).exists()}
     snapshot = bench.snapshot(base.snapshot_digest).apply(SnapshotChanges(removed=tuple(sorted(erased))))
-    frame = Frame(bench, snapshot, replace(changes, removed=tuple(sorted(set(changes.removed) - erased))))
+    changes = replace(changes, removed=tuple(sorted(set(changes.removed) - erased)))
+    frame = Frame(bench, base.concepts, snapshot, changes)
     before, _ = bench.model(base)
     edited, _ = bench.model(edited_version)
     known = {"before": before, "after": edited}
