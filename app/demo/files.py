@@ -13,7 +13,7 @@ def write_files(directory: Path, plan: Plan) -> list[Path]:
     """Write a data set to register, the edit that corrects its wrong labels, and images to add later.
 
     Returns:
-        The files, without the single images in ``held-back/``.
+        The files, one of the images to add among them; the others are in ``held-back/``.
     """
     digits = load(plan.seed)
     rows, planted = plant_wrong_labels(digits.rows, plan.wrong_labels, plan.seed)
@@ -29,6 +29,7 @@ def write_files(directory: Path, plan: Plan) -> list[Path]:
         "images.zip": archive(rows),
         "fix-labels.json": json.dumps(edit, indent=2).encode(),
         "held-back.csv": manifest(digits.held_back),
+        "nine.png": next(row.png for row in digits.held_back if row.digit == "9"),
     }
     for name, content in files.items():
         (directory / name).write_bytes(content)

@@ -97,7 +97,14 @@ def test_the_demos_data_as_files(command: Command, tmp_path: Path) -> None:
     status, output, _ = command("demo-data", "digits")
     assert status == 0
     files = {Path(line).name: tmp_path / line for line in output.split()}
-    assert set(files) == {"definition.json", "manifest.csv", "images.zip", "fix-labels.json", "held-back.csv"}
+    assert set(files) == {
+        "definition.json",
+        "manifest.csv",
+        "images.zip",
+        "fix-labels.json",
+        "held-back.csv",
+        "nine.png",
+    }
     definition = json.loads(files["definition.json"].read_bytes())
     rows = {row["key"]: row for row in csv.DictReader(io.StringIO(files["manifest.csv"].read_text()))}
     assert {row["class"] for row in rows.values()} == set(definition["classes"])
