@@ -72,10 +72,13 @@ class EditedData:
         lookup[after] = before
         return lookup[after_positions]
 
-    def without_removal(self) -> EditedData:
-        """The same edit with the rows that leave still there: what is to be learned before anything is forgotten."""
-        stay = self.before.take(self.removed)
-        return replace(self, after=self.after.joined(self.masked(stay)))
+    def lessons(self) -> EditedData:
+        """What is to be learned and nothing else: rows that leave are still there, dropped concepts are gone before.
+
+        Were they still known before, the whole of their gradient would be in the edit's, and drown the lessons.
+        """
+        before = self.masked(self.before)
+        return replace(self, before=before, after=self.after.joined(before.take(self.removed)))
 
     def masked(self, rows: LabelledImages) -> LabelledImages:
         """Rows with the dropped concepts made unknown."""

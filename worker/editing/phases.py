@@ -166,7 +166,7 @@ def learn(bench: Bench, data: EditedData) -> list[Step]:
     Each round steps along ``u(θ) = ∇J_before(θ̂) − ∇J_after(θ)`` at where the model is, until the level is reached or
     a round gains little.
     """
-    data = data.without_removal()
+    data = data.lessons()
     rows = data.after.take(torch.cat([data.fixed, data.added]))
     if not len(rows):
         return []

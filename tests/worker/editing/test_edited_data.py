@@ -70,13 +70,13 @@ def test_every_row_may_be_touched() -> None:
     assert len(data.untouched) == 0
 
 
-def test_without_removal_the_leaving_rows_stay_with_their_own_labels() -> None:
+def test_lessons_leave_out_what_leaves() -> None:
+    """Rows that are removed stay with their labels, dropped concepts are unknown on both sides."""
     before = random_rows(9, unknown=0.0)
-    data = edited(
-        before, fixed=[(1, 0, 1 - int(before.concepts[1, 0]))], removed=[4, 6], dropped=(3,)
-    ).without_removal()
+    data = edited(before, fixed=[(1, 0, 1 - int(before.concepts[1, 0]))], removed=[4, 6], dropped=(3,)).lessons()
     assert len(data.removed) == 0
     assert ids(data, data.fixed, "after") == {int(before.sample_ids[1])}
+    assert bool((data.before.concepts[:, 3] == UNKNOWN).all())
     stay = {int(i): row for i, row in zip(data.after.sample_ids, data.after.concepts, strict=True)}
     for position in (4, 6):
         assert torch.equal(stay[int(before.sample_ids[position])][:3], before.concepts[position][:3])
