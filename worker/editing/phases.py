@@ -65,7 +65,7 @@ class Settings:
     sample_rows: int = 1024
     learning_rounds: int = 1
     forgetting_rounds: int = 2
-    warm_passes: int = 4
+    warm_passes: int = 8
     warm_rate: float = 0.1
     damping: float | None = None
     seed: int = 0
