@@ -178,11 +178,14 @@ def learn(bench: Bench, data: EditedData) -> list[Step]:
     after_at_start = after_gradient(bench.model, data, sample, bench.weight_decay)
     held_out_limit = HELD_OUT_LIMIT * bench.loss(bench.calibration)
     steps: list[Step] = []
-    u = first
-    for _ in range(bench.settings.learning_rounds):
+    for number in range(bench.settings.learning_rounds):
         before = bench.loss(rows)
         if before <= level:
             break
+        u = first
+        if number:
+            after_now = after_gradient(bench.model, data, sample, bench.weight_decay)
+            u = vectors.axpy(1.0, first, vectors.axpy(-1.0, after_now, after_at_start))
         solution = bench.solve(u, data)
         line = Line(bench.model, solution.vector)
         chosen = _falling(bench, line, rows, level, held_out_limit)
@@ -190,8 +193,6 @@ def learn(bench: Bench, data: EditedData) -> list[Step]:
         gain = (before - chosen.edited) / (before - level)
         if chosen.scale == 0.0 or gain < 0.1:
             break
-        after_now = after_gradient(bench.model, data, sample, bench.weight_decay)
-        u = vectors.axpy(1.0, first, vectors.axpy(-1.0, after_now, after_at_start))
     return steps + _warm_passes(bench, data, rows, vectors.axpy(1.0, first, after_at_start), level, held_out_limit)
 
 
