@@ -21,7 +21,7 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="Port the API listens on.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where workers compute.")
 
-    max_request_bytes: PositiveInt = Field(1 << 20, description="Limit of a JSON body.")
+    max_request_bytes: PositiveInt = Field(16 << 20, description="Limit of a JSON body.")
     max_upload_bytes: PositiveInt = Field(2 << 30, description="Limit of one multipart request.")
     max_image_bytes: PositiveInt = Field(16 << 20, description="Limit of one encoded image.")
     max_image_pixels: PositiveInt = Field(50_000_000, description="Limit of one decoded image, in pixels.")
