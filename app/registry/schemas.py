@@ -40,7 +40,7 @@ class Training(RequestBody):
     epochs: int = Field(30, ge=1, le=1000)
     batch_size: int = Field(64, ge=1, le=4096)
     learning_rate: float = Field(1e-3, gt=0, le=1)
-    weight_decay: float = Field(1e-2, ge=0, le=1, description="In units of the loss summed over concepts.")
+    weight_decay: float = Field(1e-3, ge=0, le=1, description="In units of the loss summed over concepts.")
     label_weight_decay: float = Field(1e-3, gt=0, le=1, description="Of the label predictor; keeps it convex.")
     patience: int = Field(5, ge=1, le=1000, description="Epochs without gain on the calibration split before the end.")
     seed: int = Field(0, ge=0, le=2**31 - 1)
