@@ -46,8 +46,8 @@ def _seconds(axes: Axes, outcomes: Sequence[EditOutcome]) -> None:
     edited, retrained = [o.seconds for o in outcomes], [o.retrain_seconds for o in outcomes]
     _frame(axes, "seconds (log scale)")
     _connect(axes, edited, retrained)
-    _marks(axes, edited, color=EDITED, marker="o", size=64)
     _marks(axes, retrained, color=RETRAINED, marker="D", size=86, filled=False)
+    _marks(axes, edited, color=EDITED, marker="o", size=64)
     for row, outcome in enumerate(outcomes):
         if outcome.speed_up and outcome.seconds and outcome.retrain_seconds:
             middle = (outcome.seconds * outcome.retrain_seconds) ** 0.5
@@ -126,6 +126,8 @@ def _label(edit: ShownEdit) -> str:
 
 
 def _times(speed_up: float) -> str:
+    if 0.95 < speed_up < 1.05:
+        return "as fast"
     factor, word = (speed_up, "faster") if speed_up >= 1 else (1 / speed_up, "slower")
     return f"{factor:.0f}× {word}" if factor >= 10 else f"{factor:.1f}× {word}"
 
