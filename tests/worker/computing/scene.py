@@ -38,6 +38,9 @@ TRAINING: Json = {
     "augment": False,
     "seed": 0,
 }
+BRIEF = TRAINING | {"epochs": 4}
+"""Where it does not matter how well something is trained."""
+
 ROWS = {"train": 120, "calibration": 60, "test": 60}
 
 

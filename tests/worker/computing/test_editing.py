@@ -12,6 +12,7 @@ import torch
 
 from app.datasets.snapshots import SPLITS, UNKNOWN, SnapshotChanges
 from tests.worker.computing.scene import (
+    BRIEF,
     CONCEPTS,
     DATASET,
     KINDS,
@@ -20,6 +21,7 @@ from tests.worker.computing.scene import (
     World,
     version,
 )
+from tests.worker.threads import single_thread
 from worker.cbm.label_predictor import LabelObjective
 from worker.cbm.training import concept_losses, predict_logits
 from worker.computing import workbench
@@ -32,8 +34,6 @@ DROPPED = {"drop": ["top left", "top right", "bottom left"], "mixture": ["top le
 @pytest.fixture(scope="session")
 def edits(world: World) -> dict[str, Result]:
     """Each kind of edit of version 1, once."""
-    from tests.worker.threads import single_thread
-
     with single_thread():
         return {kind: world.scene.edit(world.base, world.changes(kind), **TOLERANT) for kind in KINDS}
 
@@ -188,9 +188,17 @@ class TestEffect:
         assert 0.9 * level <= group["loss_after"] <= 1.1 * level
 
     def test_a_mixture_does_both(self, edits: dict[str, Result]) -> None:
-        groups = edits["mixture"].report["edited_rows"]
-        assert groups["removed"]["loss_after"] > 1.5 * groups["removed"]["loss_before"]
-        assert groups["fixed"]["loss_after"] < 0.7 * groups["fixed"]["loss_before"]
+        """Forgetting comes after learning and moves the learned rows a little: corrected and added rows end within
+        half of their common level, to which they had to fall from four times as much."""
+        groups, steps = edits["mixture"].report["edited_rows"], edits["mixture"].report["step"]["steps"]
+        unseen = next(step["level"] for step in steps if step["phase"] == "forget")
+        assert 0.9 * unseen <= groups["removed"]["loss_after"] <= 1.1 * unseen
+        level = next(step["level"] for step in steps if step["phase"] == "learn")
+        learned = [groups[name] for name in ("fixed", "added")]
+        rows = sum(group["rows"] for group in learned)
+        start, end = (sum(g["rows"] * g[f"loss_{when}"] for g in learned) / rows for when in ("before", "after"))
+        assert start > 4 * level
+        assert 0.5 * level < end < 1.5 * level
 
     def test_dropping_costs_the_kept_concepts_nothing(self, edits: dict[str, Result]) -> None:
         metrics = edits["drop"].report["metrics"]
@@ -313,7 +321,7 @@ class TestRemovedRows:
         child = version(scene.edit(own_world.base, changes, **TOLERANT), 2)
         scene.store.delete_images(DATASET, changes.removed)
         workbench.IMAGES.forget(DATASET, scene.snapshot.sample_ids.tolist())
-        retrained = scene.run(scene.task("retrain", base=child))
+        retrained = scene.run(scene.task("retrain", base=child, training=BRIEF))
         assert retrained.metrics["rows"] == 60
         next_ids = tuple(scene.ids("train")[20:25])
         grandchild = scene.edit(child, SnapshotChanges(removed=next_ids), **TOLERANT)

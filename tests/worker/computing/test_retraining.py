@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from app.datasets.snapshots import SnapshotChanges
-from tests.worker.computing.scene import DATASET, TOLERANT, World, version
+from tests.worker.computing.scene import BRIEF, DATASET, TOLERANT, World, version
+from tests.worker.threads import single_thread
+from worker.cbm.concept_predictor import ConceptPredictor
 from worker.cbm.training import concept_losses, predict_logits
 from worker.computing import workbench
 from worker.computing.retraining import closure, mean_metrics
@@ -24,7 +26,7 @@ def edited(world: World, changes: SnapshotChanges) -> Result:
 
 
 def retraining(world: World, result: Result, changes: SnapshotChanges, repeats: int = 1) -> Task:
-    """Of the version that an edit of version 1 made."""
+    """Of the version that an edit of version 1 made, with brief trainings."""
     child: BaseVersion = version(result, 2)
     compared: dict[str, Any] = {
         "base": world.base,
@@ -32,7 +34,8 @@ def retraining(world: World, result: Result, changes: SnapshotChanges, repeats: 
         "changes": changes.to_json(),
         "report": result.report,
     }
-    return world.scene.task("retrain", base=child, compared=compared, options={"repeats": repeats})
+    options = {"repeats": repeats}
+    return world.scene.task("retrain", base=child, compared=compared, options=options, training=BRIEF)
 
 
 def test_a_retraining_publishes_nothing_and_scores_like_a_training(world: World) -> None:
@@ -49,20 +52,32 @@ def test_a_retraining_publishes_nothing_and_scores_like_a_training(world: World)
 
 def test_repetitions_have_successive_seeds_and_mean_metrics(own_world: World) -> None:
     scene = own_world.scene
-    both = scene.run(scene.task("retrain", base=own_world.base, seed=5, options={"repeats": 2}))
+    both = scene.run(scene.task("retrain", base=own_world.base, seed=5, options={"repeats": 2}, training=BRIEF))
     assert both.report["seeds"] == [5, 6]
-    single = [scene.run(scene.task("retrain", base=own_world.base, seed=seed)).metrics for seed in (5, 6)]
+    single = [
+        scene.run(scene.task("retrain", base=own_world.base, seed=seed, training=BRIEF)).metrics for seed in (5, 6)
+    ]
     for name in ("concept_f1", "label_accuracy"):
         assert both.metrics[name] == pytest.approx(np.mean([metrics[name] for metrics in single]))
     assert both.report["total_seconds"] == pytest.approx(2 * both.report["seconds"])
-    assert ("retraining", 60, 60) in scene.reports  # thirty epochs twice, as one stage
+    assert ("retraining", 8, 8) in scene.reports  # four epochs twice, as one stage
+
+
+@pytest.fixture(scope="session")
+def retrained(world: World, removal: tuple[SnapshotChanges, Result, Result]) -> list[ConceptPredictor]:
+    """What the repetitions must have been, trained apart."""
+    with single_thread():
+        return [
+            world.predictors(world.scene.train(snapshot_digest=removal[1].snapshot_digest, seed=seed, training=BRIEF))[
+                0
+            ]
+            for seed in (0, 1)
+        ]
 
 
 @pytest.fixture(scope="session")
 def removal(world: World) -> tuple[SnapshotChanges, Result, Result]:
     """Changes, edit, and a retraining of two repetitions compared with it."""
-    from tests.worker.threads import single_thread
-
     changes = world.changes("remove")
     with single_thread():
         result = edited(world, changes)
@@ -70,7 +85,7 @@ def removal(world: World) -> tuple[SnapshotChanges, Result, Result]:
 
 
 def test_a_removal_is_compared_with_its_retraining(
-    world: World, removal: tuple[SnapshotChanges, Result, Result]
+    world: World, removal: tuple[SnapshotChanges, Result, Result], retrained: list[ConceptPredictor]
 ) -> None:
     """Against losses and attacks computed here, from models trained here."""
     changes, result, reference = removal
@@ -79,9 +94,6 @@ def test_a_removal_is_compared_with_its_retraining(
     rows = world.rows(world.scene.snapshot)
     removed = rows.take(torch.isin(rows.sample_ids, torch.tensor(changes.removed)))
     test = world.rows(world.scene.snapshot, "test")
-    retrained = [
-        world.predictors(world.scene.train(snapshot_digest=result.snapshot_digest, seed=seed))[0] for seed in (0, 1)
-    ]
     models = {"before": [world.predictors(world.trained)[0]], "after": [world.predictors(result)[0]]}
     losses, areas = {}, {}
     for when, some in (models | {"retrained": retrained}).items():
@@ -97,12 +109,11 @@ def test_a_removal_is_compared_with_its_retraining(
     assert group["closure"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_distances_are_those_between_predictions(world: World, removal: tuple[SnapshotChanges, Result, Result]) -> None:
+def test_distances_are_those_between_predictions(
+    world: World, removal: tuple[SnapshotChanges, Result, Result], retrained: list[ConceptPredictor]
+) -> None:
     _, result, reference = removal
     images = world.rows(world.scene.snapshot, "test").images
-    retrained = [
-        world.predictors(world.scene.train(snapshot_digest=result.snapshot_digest, seed=seed))[0] for seed in (0, 1)
-    ]
     first, second, mine = (
         torch.sigmoid(predict_logits(model, images)) for model in (*retrained, world.predictors(result)[0])
     )
