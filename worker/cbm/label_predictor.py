@@ -6,6 +6,7 @@ so its minimiser does not depend on where a solver starts. Everything is float64
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -138,26 +139,32 @@ def closed_form_edit(
     intermediate: Tensor,
     after: tuple[Tensor, Tensor],
     weight_decay: float,
+    dropped: Collection[int] = (),
 ) -> LabelPredictor:
     """The paper's two Newton steps, with exact Hessians: first the rows change (``A``), then the concepts (``B``).
 
     With ``J_D,g`` the objective on data ``D`` under concept predictor ``g``:
     ``f* = f̂ + H⁻¹ (∇J_before,ĝ(f̂) − ∇J_after,ĝ(f̂))``, then ``f = f* − H*⁻¹ (∇J_after,ḡ(f*) − ∇J_after,ĝ(f*))``
-    (theorems on ``f`` for labels, removal and addition; for dropped concepts the columns are deleted beforehand).
+    (theorems on ``f`` for labels, removal and addition). Dropped concepts leave with the rows' change: their columns
+    are deleted, and what they carried is in the gradient of ``J_after``, which no longer vanishes without them.
 
     Args:
-        start: ``f̂``.
+        start: ``f̂``, with all ``k`` columns.
         before: probabilities ``[n, k]`` under ``ĝ`` and classes ``[n]`` of the rows before.
-        intermediate: probabilities ``[n', k]`` of the rows after, under ``ĝ``.
-        after: probabilities ``[n', k]`` under the edited ``ḡ`` and classes ``[n']``.
+        intermediate: probabilities ``[n', k']`` of the kept concepts of the rows after, under ``ĝ``.
+        after: probabilities ``[n', k']`` under the edited ``ḡ`` and classes ``[n']``.
         weight_decay: ``λ``.
+        dropped: the ``k − k'`` columns that are deleted.
     """
     num_classes = len(start.bias)
-    old = LabelObjective(*before, num_classes, weight_decay)
+    kept = [j for j in range(before[0].shape[1]) if j not in set(dropped)]
+    old = LabelObjective(before[0][:, kept], before[1], num_classes, weight_decay)
     rows_changed = LabelObjective(intermediate, after[1], num_classes, weight_decay)
     concepts_changed = LabelObjective(*after, num_classes, weight_decay)
     theta = torch.cat([start.weight, start.bias[:, None]], dim=1).to(torch.float64)
-    change = old.gradient(theta) - rows_changed.gradient(theta)
+    unfinished = LabelObjective(*before, num_classes, weight_decay).gradient(theta)
+    theta, unfinished = theta[:, [*kept, -1]], unfinished[:, [*kept, -1]]
+    change = unfinished - rows_changed.gradient(theta)
     theta = theta + old.newton_direction(change, old.posterior(theta), tolerance=1e-10)
     change = concepts_changed.gradient(theta) - rows_changed.gradient(theta)
     theta = theta - rows_changed.newton_direction(change, rows_changed.posterior(theta), tolerance=1e-10)

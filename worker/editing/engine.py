@@ -202,21 +202,20 @@ def _repair(bench: Bench, given: EditInput, settings: Settings) -> int:
 
 
 def _label_predictor(given: EditInput, edited: ConceptPredictor, solver: str) -> LabelPredictor:
-    dropped = list(given.data.dropped)
-    start = given.label_predictor.without_concepts(dropped) if dropped else given.label_predictor
-    weight_decay, num_classes = given.training["label_weight_decay"], len(given.classes)
+    data, weight_decay = given.data, given.training["label_weight_decay"]
+    after = _probabilities(edited, data.after)
     if solver == "converged":
-        probabilities = _probabilities(edited, given.data.after)
+        start = given.label_predictor.without_concepts(list(data.dropped))
         return fit_label_predictor(
-            probabilities, given.data.after.classes, num_classes, weight_decay=weight_decay, start=start
+            after, data.after.classes, len(given.classes), weight_decay=weight_decay, start=start
         )
-    kept = _kept(given)
     return closed_form_edit(
-        start,
-        before=(_probabilities(given.model, given.data.before)[:, kept], given.data.before.classes),
-        intermediate=_probabilities(given.model, given.data.after)[:, kept],
-        after=(_probabilities(edited, given.data.after), given.data.after.classes),
+        given.label_predictor,
+        before=(_probabilities(given.model, data.before), data.before.classes),
+        intermediate=_probabilities(given.model, data.after)[:, _kept(given)],
+        after=(after, data.after.classes),
         weight_decay=weight_decay,
+        dropped=data.dropped,
     )
 
 
