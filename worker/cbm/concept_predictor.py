@@ -86,6 +86,10 @@ class _ResNet18(ResNet):  # type: ignore[misc]  # torchvision has no types
             self.conv1 = conv3x3(3, width)
             self.maxpool = nn.Identity()
         self.fc = nn.Identity()
+        if width != 64 or stem == "small":
+            for module in self.modules():  # as torchvision initialises the layers that were replaced
+                if isinstance(module, nn.Conv2d):
+                    nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 def _resnet18(width: int, stem: str) -> tuple[nn.Module, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from worker.curvature.factors import Factors
 from worker.data.tensors import LabelledImages
 from worker.editing.edited_data import EditedData
 from worker.editing.gradients import after_gradient, edit_gradient
-from worker.editing.guard import require_classes, require_gain, require_utility
+from worker.editing.guard import EditRefused, require_classes, require_gain, require_utility
 from worker.editing.phases import Bench, Progress, Settings, Step, drop, forget, learn, warm_pass
 from worker.editing.step import Line, inverse_factors, recompute_statistics
 
@@ -119,6 +120,8 @@ def edit(
                 levels = [step.unseen for step in steps if step.unseen]
                 if repair_steps and levels:  # the pass drifts back towards membership
                     steps += forget(bench, given.data, levels[0])
+    if not math.isfinite(bench.loss(given.calibration)):
+        raise EditRefused("utility_fell", "the held-out concept loss is not a finite number after the step")
     gradient_after = vectors.norm(after_gradient(model, given.data, sample, weight_decay))
     step_norm = vectors.norm(vectors.axpy(-1.0, origin, vectors.from_parameters(model)))
     edited = with_head_rows(model, _kept(given))
@@ -134,8 +137,7 @@ def edit(
             "norm": step_norm,
             "relative_norm": step_norm / vectors.norm(origin),
             "damping": bench.damping,
-            "iterations": sum(step.iterations for step in steps),
-            "scale": steps[-1].scale if steps else 0.0,
+            "iterations": sum(step.iterations for step in steps if step.phase != "warm_pass"),
             "steps": [step.to_json() for step in steps],
             "repair_steps": repair_steps,
             "curvature_rows": min(settings.curvature_rows, len(given.data.after)),

@@ -143,7 +143,10 @@ class Level:
 
 @dataclass(frozen=True)
 class Step:
-    """One step that was taken; ``unseen`` is the level of unseen rows with its interval."""
+    """One step that was taken; ``unseen`` is the level of unseen rows with its interval.
+
+    ``iterations`` are of conjugate gradients, or half epochs of a warm pass.
+    """
 
     phase: str
     scale: float
@@ -223,7 +226,7 @@ def _warm_passes(
     if not passes:
         return []
     line.to(best_parameters)
-    return [Step("warm_pass", float(passes), line.distance(), 0, 0.0, "warm_pass", level, start, best)]
+    return [Step("warm_pass", 1.0, line.distance(), passes, 0.0, "warm_pass", level, start, best)]
 
 
 def drop(bench: Bench, data: EditedData) -> list[Step]:
@@ -371,7 +374,9 @@ def _falling(bench: Bench, line: Line, rows: LabelledImages, level: float, held_
         # Between the last scale above the level and the first below it: no further than asked.
         low, high = earlier[-1].scale, chosen.scale
         scale = low + scale_reaching(lambda s: -_loss_at(bench, line, low + s, rows=rows), -level, most=high - low)
-        chosen = _trials(bench, line, rows, (scale,))[0]
+        finer = _trials(bench, line, rows, (scale,))[0]
+        if finer.held_out <= held_out_limit:
+            chosen = finer
     line.at(chosen.scale)
     return chosen
 
