@@ -45,7 +45,8 @@ def load_weights(
         label_predictor_required: whether a file without ``f.…`` is refused; else None is returned for it.
 
     Raises:
-        WeightsDoNotFit: not safetensors, a tensor too many or too few, or one of another shape or not finite.
+        WeightsDoNotFit: not safetensors, a tensor too many or too few, or one of another shape, not finite, or with a
+            negative variance.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -82,5 +83,9 @@ def _require_fit(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) 
             raise WeightsDoNotFit(f"{name} has shape {list(found.shape)}, expected {list(value.shape)}")
         if found.is_floating_point() != value.is_floating_point():
             raise WeightsDoNotFit(f"{name} has type {found.dtype}, expected {value.dtype}")
-        if found.is_floating_point() and not torch.isfinite(found).all():
-            raise WeightsDoNotFit(f"{name} has a value that is not finite")
+        # Judged as what the model will hold: a double may overflow there, and 8-bit floats know no isfinite.
+        held = found.to(value.dtype)
+        if held.is_floating_point() and not torch.isfinite(held).all():
+            raise WeightsDoNotFit(f"{name} has a value that is not finite in {value.dtype}")
+        if name.endswith(".running_var") and (held < 0).any():
+            raise WeightsDoNotFit(f"{name} has a negative variance")

@@ -74,6 +74,10 @@ def spoiled(name: str, number: float) -> Change:
     return change
 
 
+def retyped(name: str, dtype: torch.dtype, number: float) -> Change:
+    return lambda tensors: tensors.update({name: torch.full(tensors[name].shape, number, dtype=dtype)})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -91,6 +95,9 @@ def spoiled(name: str, number: float) -> Change:
         (spoiled("g.head.weight", float("nan")), "g.head.weight has a value that is not finite"),
         (spoiled("g.backbone.1.running_mean", float("inf")), "running_mean has a value that is not finite"),
         (spoiled("f.bias", float("-inf")), "f.bias has a value that is not finite"),
+        (retyped("g.head.bias", torch.float64, 1e300), "g.head.bias has a value that is not finite in torch.float32"),
+        (retyped("g.head.bias", torch.float8_e4m3fn, float("nan")), "g.head.bias has a value that is not finite"),
+        (spoiled("g.backbone.1.running_var", -1.0), "g.backbone.1.running_var has a negative variance"),
     ],
 )
 def test_files_that_do_not_fit_are_refused_with_the_reason(tmp_path: Path, change: Change, message: str) -> None:
