@@ -14,11 +14,11 @@ def parse(text: bytes) -> Any:
     """The value of ``text`` in UTF-8.
 
     Raises:
-        NotStrictJson: for NaN, infinities, numbers too long to read, nesting too deep, and for strings with NUL or
-            half a surrogate pair (Postgres refuses both).
+        NotStrictJson: for NaN, infinities, numbers too long to read, nesting too deep, a name twice in one object, and
+            for strings with NUL or half a surrogate pair (Postgres refuses both).
     """
     try:
-        value = json.loads(text.decode("utf-8"), parse_constant=_refuse)
+        value = json.loads(text.decode("utf-8"), parse_constant=_refuse, object_pairs_hook=_members)
         again = json.dumps(value, ensure_ascii=False, allow_nan=False)  # 1e999 becomes infinite without parse_constant
         again.encode("utf-8")
     except (ValueError, RecursionError) as error:
@@ -30,6 +30,13 @@ def parse(text: bytes) -> Any:
 
 def _refuse(_: str) -> NoReturn:
     raise NotStrictJson("NaN and Infinity are not JSON")
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):  # the parser would keep the last one, and forget what the others asked for
+        raise NotStrictJson("a name comes twice in one object")
+    return members
 
 
 def _holds_nul(value: Any) -> bool:

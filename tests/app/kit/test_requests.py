@@ -47,6 +47,8 @@ def _no_database() -> sessionmaker[Session]:
     "text",
     [
         b'{"name": NaN}',
+        b'{"name": "a", "name": "b"}',
+        b'{"name": "a", "n\\u0061me": "b"}',
         b'{"name": Infinity}',
         b'{"name": 1e999}',
         b'{"name": "\\u0000"}',
