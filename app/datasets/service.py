@@ -122,7 +122,8 @@ def register_dataset(
 
 def invalid_manifest(report: Report) -> Problem:
     """The problem that carries the report of bad rows."""
-    detail = f"{report.total} places are wrong; nothing was imported."
+    places = "1 place is" if report.total == 1 else f"{report.total} places are"
+    detail = f"{places} wrong; nothing was imported."
     if report.total > MAX_LISTED:
         detail += f" The first {MAX_LISTED} are listed."
     return Problem(INVALID_MANIFEST, detail, errors=report.listed(), members={"errors_total": report.total})

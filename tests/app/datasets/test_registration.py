@@ -154,7 +154,15 @@ def test_every_bad_row_is_reported_and_nothing_is_imported(unchanged: Service, m
     )
     assert found["errors"] == expected
     assert found["errors_total"] == len(expected)
+    assert found["detail"] == f"{len(expected)} places are wrong; nothing was imported."
     assert state(unchanged) == before
+
+
+def test_one_bad_row_is_told_in_the_singular(unchanged: Service) -> None:
+    submission = Submission()
+    manifest = submission.csv() + b"img-99,train\r\n"
+    found = problem(register(unchanged, submission.parts(manifest=manifest)), 422, "invalid_manifest")
+    assert found["detail"] == "1 place is wrong; nothing was imported."
 
 
 def test_a_long_report_is_cut_and_counted(unchanged: Service) -> None:
