@@ -54,7 +54,7 @@ class Workbench:
 
     def forget(self, sample_ids: Iterable[int]) -> None:
         """Keep no decoded copy of the given rows in this process."""
-        IMAGES.forget(self.task.dataset_id, sample_ids)
+        IMAGES.forget(self.store, self.task.dataset_id, sample_ids)
 
     def model(self, version: BaseVersion) -> tuple[ConceptPredictor, LabelPredictor]:
         """A published version's two predictors."""

@@ -16,7 +16,7 @@ from app.artifacts import ArtifactStore
 from app.datasets.snapshots import Snapshot
 from worker.data.tensors import LabelledImages
 
-Key = tuple[str, int, int, int]  # data set, sample, size, channels
+Key = tuple[Path, int, int]  # file, size, channels
 
 
 class ImageCache:
@@ -35,21 +35,20 @@ class ImageCache:
         self, store: ArtifactStore, dataset_id: str, sample_ids: Iterable[int], size: int, channels: int
     ) -> Tensor:
         """The images of the given rows, ``uint8 [n, channels, size, size]``."""
-        images = [self._one(store, (dataset_id, sample_id, size, channels)) for sample_id in sample_ids]
+        images = [self._one((store.image_path(dataset_id, sample_id), size, channels)) for sample_id in sample_ids]
         return torch.stack(images) if images else torch.empty(0, channels, size, size, dtype=torch.uint8)
 
-    def forget(self, dataset_id: str, sample_ids: Iterable[int]) -> None:
+    def forget(self, store: ArtifactStore, dataset_id: str, sample_ids: Iterable[int]) -> None:
         """Drop every decoded copy of the given rows."""
-        gone = set(sample_ids)
-        for key in [key for key in self._images if key[0] == dataset_id and key[1] in gone]:
+        gone = {store.image_path(dataset_id, sample_id) for sample_id in sample_ids}
+        for key in [key for key in self._images if key[0] in gone]:
             self._size -= self._images.pop(key).numel()
 
-    def _one(self, store: ArtifactStore, key: Key) -> Tensor:
+    def _one(self, key: Key) -> Tensor:
         if key in self._images:
             self._images.move_to_end(key)
             return self._images[key]
-        dataset_id, sample_id, size, channels = key
-        image = decode(store.image_path(dataset_id, sample_id), size, channels)
+        image = decode(*key)
         self._images[key] = image
         self._size += image.numel()
         while self._size > self._budget and len(self._images) > 1:

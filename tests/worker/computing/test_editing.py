@@ -320,7 +320,7 @@ class TestRemovedRows:
         scene, changes = own_world.scene, own_world.changes("remove")
         child = version(scene.edit(own_world.base, changes, **TOLERANT), 2)
         scene.store.delete_images(DATASET, changes.removed)
-        workbench.IMAGES.forget(DATASET, scene.snapshot.sample_ids.tolist())
+        workbench.IMAGES.forget(scene.store, DATASET, scene.snapshot.sample_ids.tolist())
         retrained = scene.run(scene.task("retrain", base=child, training=BRIEF))
         assert retrained.metrics["rows"] == 60
         next_ids = tuple(scene.ids("train")[20:25])

@@ -131,7 +131,7 @@ def test_sizes_are_kept_apart_and_forgotten_together(store: LocalArtifactStore) 
     for size in (8, 4):
         cache.read(store, "digits", [1, 2], size, 1)
     assert not holds(cache, store, 1, size=16)
-    cache.forget("digits", [1, 99])
+    cache.forget(store, "digits", [1, 99])
     assert not holds(cache, store, 1)
     assert not holds(cache, store, 1, size=4)
     assert holds(cache, store, 2)
@@ -141,14 +141,14 @@ def test_rows_of_other_data_sets_are_not_forgotten(store: LocalArtifactStore) ->
     cache = ImageCache(1 << 20)
     cache.read(store, "letters", [1], 8, 1)
     cache.read(store, "digits", [1], 8, 1)
-    cache.forget("digits", [1])
+    cache.forget(store, "digits", [1])
     assert holds(cache, store, 1, dataset="letters")
 
 
 def test_forgotten_images_give_their_budget_back(store: LocalArtifactStore) -> None:
     cache = ImageCache(3 * ONE_IMAGE)
     cache.read(store, "digits", [1, 2, 3], 8, 1)
-    cache.forget("digits", [1, 2])
+    cache.forget(store, "digits", [1, 2])
     cache.read(store, "digits", [4, 5], 8, 1)
     assert [number for number in range(1, 7) if holds(cache, store, number)] == [3, 4, 5]
 
@@ -178,3 +178,16 @@ def test_what_is_done_to_tensors_does_not_reach_cache_or_snapshot(store: LocalAr
     assert torch.equal(again.images, expected)
     assert again.concepts.tolist() == [[1]]
     assert again.sample_ids.tolist() == [1]
+
+
+def test_the_same_row_of_two_stores_is_two_images(tmp_path: Path) -> None:
+    """Found by a benchmark that ran several draws of the same data set in one process."""
+    cache = ImageCache(1 << 20)
+    seen = []
+    for shade in (0, 255):
+        store = LocalArtifactStore(tmp_path / str(shade))
+        file = io.BytesIO()
+        Image.new("L", (8, 8), shade).save(file, "PNG")
+        store.put_images("digits", {1: file.getvalue()})
+        seen.append(int(cache.read(store, "digits", [1], 8, 1).max()))
+    assert seen == [0, 255]
