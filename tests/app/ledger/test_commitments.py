@@ -4,6 +4,7 @@ import hashlib
 import json
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -106,6 +107,44 @@ def test_the_bytes_of_a_leaf() -> None:
     )
     bare = Leaf(1, LEAF.at, "api_key.created", "operator", bytes(32))
     assert json.loads(leaf_bytes(bare))["model_id"] is None
+
+
+STRINGS = st.none() | st.text(st.characters(exclude_categories=["Cs"]))
+NUMBERS = st.none() | st.integers(-(2**53) + 1, 2**53 - 1)
+
+
+@given(NUMBERS, NUMBERS, st.lists(STRINGS, min_size=7, max_size=7), st.datetimes(), st.binary(min_size=32, max_size=32))
+def test_a_leaf_is_canonical(
+    parent: int | None, result: int | None, strings: list[str | None], at: datetime, commitment: bytes
+) -> None:
+    kind, actor, dataset, model, job, subject, artifact = strings
+    leaf = Leaf(
+        seq=result or 0,
+        at=at.replace(tzinfo=UTC),
+        kind=kind or "",
+        actor_ref=actor or "",
+        payload_commitment=commitment,
+        dataset_id=dataset,
+        model_id=model,
+        job_id=job,
+        subject_ref=subject,
+        parent_version=parent,
+        result_version=result,
+        artifact_sha256=artifact,
+    )
+    written = leaf_bytes(leaf)
+    assert written == canonical_json(json.loads(written))
+    read = json.loads(written)
+    assert read["at"] == f"{at.isoformat(timespec='microseconds')}Z"
+    assert read["payload_commitment"] == commitment.hex()
+    plain = {f.name for f in fields(Leaf)} - {"at", "payload_commitment"}
+    assert {name: read[name] for name in plain} == {name: getattr(leaf, name) for name in plain}
+
+
+@pytest.mark.parametrize("change", [{"seq": 2**53}, {"parent_version": -(2**53)}, {"actor_ref": "\ud800"}])
+def test_a_leaf_without_canonical_form_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(NotCanonical):
+        leaf_bytes(replace(LEAF, **change))
 
 
 def test_every_field_is_covered() -> None:
