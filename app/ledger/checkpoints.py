@@ -33,8 +33,8 @@ _ED25519 = b"\x01"
 _PUBLIC_KEY_BYTES = 32
 _KEY_ID_BYTES = 4
 _DASH = "\N{EM DASH} "
-_SIZE = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
-_KEY_ID = re.compile(r"[0-9a-f]{8}", re.ASCII)
+_SIZE = re.compile(r"0|[1-9][0-9]{0,18}")
+_KEY_ID = re.compile(r"[0-9a-f]{8}")
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
 

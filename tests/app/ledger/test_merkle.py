@@ -252,6 +252,14 @@ def test_a_tree_whose_past_was_changed_has_no_consistency_proof(leaves: list[byt
         merkle.verify_consistency(first, second, proof, old, merkle.root(second, lambda *at: rewritten[at]))
 
 
+def test_a_byte_moved_from_one_hash_to_its_neighbour_is_refused() -> None:
+    left, right = LEAVES[:2]
+    with pytest.raises(InvalidProof, match="32 bytes"):
+        merkle.verify_inclusion(0, 2, left + right[:1], [right[1:]], mth(0, 2))
+    with pytest.raises(InvalidProof, match="32 bytes"):
+        merkle.verify_consistency(1, 2, [right[1:]], left + right[:1], mth(0, 2))
+
+
 def test_trees_without_leaves_and_equal_trees() -> None:
     some, other = LEAVES[0], LEAVES[1]
     merkle.verify_consistency(0, 0, [], merkle.EMPTY_ROOT, merkle.EMPTY_ROOT)
