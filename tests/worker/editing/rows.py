@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from worker.cbm.concept_predictor import ConceptPredictor
+from worker.cbm.training import concept_losses
 from worker.curvature.vectors import ParameterVector
 from worker.data.tensors import LabelledImages
 from worker.editing.edited_data import UNKNOWN, EditedData
@@ -85,3 +86,14 @@ def edited(
         after = after.joined(added)
     after.concepts[:, list(dropped)] = UNKNOWN
     return EditedData(before, after.take(torch.arange(len(after)).flip(0)), dropped)
+
+
+def fitted_net(rows: LabelledImages, weight_decay: float) -> ConceptPredictor:
+    """A tiny net that fits the rows better than others."""
+    model = tiny_net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02, weight_decay=weight_decay)
+    for _ in range(60):
+        optimizer.zero_grad()
+        concept_losses(model(rows.images), rows.concepts).mean().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return model

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from tests.worker.editing.rows import CLASSES, CONCEPTS, edited, objective_gradient, random_rows, tiny_net
+from tests.worker.editing.rows import CLASSES, CONCEPTS, edited, fitted_net, objective_gradient, random_rows
 from worker.cbm.concept_predictor import ConceptPredictor
 from worker.cbm.label_predictor import fit_label_predictor
-from worker.cbm.training import concept_losses, predict_logits
+from worker.cbm.training import predict_logits
 from worker.curvature import vectors
 from worker.curvature.factors import fit_factors
 from worker.editing.edited_data import UNKNOWN, EditedData
@@ -34,23 +33,12 @@ FLIPS = [(i, 0, int(TRAIN.concepts[i, 0] != 1)) for i in range(10)]
 DAMPING = 0.05
 
 
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 @pytest.fixture(scope="module")
 def trained() -> ConceptPredictor:
-    model = tiny_net()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02, weight_decay=TRAINING["weight_decay"])
-    for _ in range(60):
-        optimizer.zero_grad()
-        concept_losses(model(TRAIN.images), TRAIN.concepts).mean().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    return model
+    return fitted_net(TRAIN, TRAINING["weight_decay"])
 
 
 def given(model: ConceptPredictor, data: EditedData) -> EditInput:

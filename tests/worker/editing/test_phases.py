@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
 
-from tests.worker.editing.rows import CONCEPTS, edited, objective_gradient, random_rows, tiny_net
+from tests.worker.editing.rows import CONCEPTS, edited, fitted_net, objective_gradient, random_rows, tiny_net
 from worker.cbm.concept_predictor import ConceptPredictor
 from worker.cbm.training import concept_losses, predict_logits
 from worker.curvature import vectors
@@ -26,25 +25,13 @@ TRAINING = {"weight_decay": 1e-3, "learning_rate": 1e-3, "batch_size": 16}
 TRAIN, CALIBRATION = random_rows(60, unknown=0.0), random_rows(40, first_id=500, seed=2, unknown=0.0)
 
 
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    """Factors are fitted in the default type."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 @pytest.fixture(scope="module")
 def trained() -> ConceptPredictor:
     """Fits its rows better than others."""
-    model = tiny_net()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02, weight_decay=TRAINING["weight_decay"])
-    for _ in range(60):
-        optimizer.zero_grad()
-        concept_losses(model(TRAIN.images), TRAIN.concepts).mean().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    return model
+    return fitted_net(TRAIN, TRAINING["weight_decay"])
 
 
 @dataclass(frozen=True)
