@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from uuid import uuid4
 
 from httpx import Response
@@ -85,7 +85,19 @@ def running_service(database_url: str, data_dir: Path, **settings: Any) -> Itera
         yield Service(client, services, doorbell, text)
 
 
-def problem(response: Response, status: int, code: str) -> dict[str, Any]:
+class Answer(Protocol):
+    """What is asked of a response, whichever HTTP library Starlette's client has found to make it."""
+
+    @property
+    def status_code(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+    def json(self) -> Any: ...
+
+
+def problem(response: Answer, status: int, code: str) -> dict[str, Any]:
     """The problem in ``response``, after checking that it is that one."""
     assert (response.status_code, response.json().get("code")) == (status, code), response.text
     assert response.headers["content-type"] == "application/problem+json"
