@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 from uuid import UUID
 
 import typer
@@ -23,7 +22,8 @@ from sqlalchemy.exc import OperationalError
 from app.access import keys as access
 from app.access.routes import ApiKeyRequest
 from app.access.rules import Role
-from app.client import Client, ClientError
+from app.client import ClientError
+from app.datasets.commands import datasets
 from app.demo.plan import Plan
 from app.embedded import EmbeddedServersError
 from app.migrate import upgrade
@@ -31,9 +31,9 @@ from app.serving import RunningRecord, ServingError, StopSignals, running_servic
 from app.serving.children import inherited_environment
 from app.serving.database import operator_sessions, reachable_database
 from app.serving.first_key import FILE as KEY_FILE
-from app.serving.first_key import OPERATOR, read_admin_key
-from app.settings import Settings
+from app.serving.first_key import OPERATOR
 from app.tables import ApiKey
+from app.terminal import CommandError, Data, settings_of
 
 cli = typer.Typer(
     name="modelmend",
@@ -43,19 +43,10 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
 )
 keys = typer.Typer(help="API keys, for whoever runs the service.", no_args_is_help=True)
-datasets = typer.Typer(help="Data sets of a running service.", no_args_is_help=True)
 cli.add_typer(keys, name="keys")
 cli.add_typer(datasets, name="datasets")
 
-Data = Annotated[
-    Path | None,
-    typer.Option("--data", metavar="DIR", help="Directory of all data; default MODELMEND_DATA_DIR, then .modelmend."),
-]
 INTERRUPTED = 130  # the shell's number
-
-
-class CommandError(Exception):
-    """A command cannot do what it was asked; the message says what to do next."""
 
 
 @cli.command()
@@ -68,7 +59,7 @@ def serve(
 ) -> None:
     """Run everything: Postgres and Redis (unless configured), the API and one worker. Ctrl-C stops it."""
 
-    settings = _settings(data_dir=data, host=host, port=port)
+    settings = settings_of(data_dir=data, host=host, port=port)
     console = Console()
     with StopSignals() as signals:
         try:
@@ -83,7 +74,7 @@ def serve(
 def worker(data: Data = None) -> None:
     """Run a worker for an API that runs elsewhere, or beside `modelmend serve`."""
 
-    settings = _settings(data_dir=data)
+    settings = settings_of(data_dir=data)
     record = RunningRecord.read(settings.data_dir)
     found = {} if record is None else {"database_url": record.database_url, "redis_url": record.redis_url}
     given = {name: value for name, value in settings.model_dump(mode="json").items() if value is not None}
@@ -108,7 +99,7 @@ def demo(
         raise CommandError(
             f"There is no directory {report.parent} for the report. Make it, or choose another --report."
         )
-    if not run_demo(_settings(), data_dir=data, report=report, plan=Plan(), console=Console()):
+    if not run_demo(settings_of(), data_dir=data, report=report, plan=Plan(), console=Console()):
         raise CommandError("An edit did not succeed; the table says which.")
 
 
@@ -125,7 +116,7 @@ def demo_data(directory: Annotated[Path, typer.Argument(help="Made if it is not 
 def migrate(data: Data = None) -> None:
     """Bring the database to the newest schema. `serve` does so by itself."""
 
-    with reachable_database(_settings(data_dir=data)) as url:
+    with reachable_database(settings_of(data_dir=data)) as url:
         upgrade(url)
     typer.echo("The database has the newest schema.")
 
@@ -144,7 +135,7 @@ def create_key(
     except ValidationError as error:
         places = "; ".join(f"{e['loc'][0]}: {e['msg']}" for e in error.errors())
         raise CommandError(f"The key cannot be made: {places}.") from error
-    with operator_sessions(_settings(data_dir=data)) as sessions, sessions.begin() as session:
+    with operator_sessions(settings_of(data_dir=data)) as sessions, sessions.begin() as session:
         _, text = access.create_key(session, name=name, role=role, model_ids=wanted.models, actor_ref=OPERATOR)
     typer.echo(text)
 
@@ -153,7 +144,7 @@ def create_key(
 def list_keys(data: Data = None) -> None:
     """All keys, without their text."""
 
-    with operator_sessions(_settings(data_dir=data)) as sessions, sessions() as session:
+    with operator_sessions(settings_of(data_dir=data)) as sessions, sessions() as session:
         rows = list(session.scalars(select(ApiKey).order_by(ApiKey.created_at, ApiKey.id)))
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("id", no_wrap=True)
@@ -172,38 +163,10 @@ def revoke_key(
 ) -> None:
     """End a key's life, with the next request."""
 
-    with operator_sessions(_settings(data_dir=data)) as sessions, sessions.begin() as session:
+    with operator_sessions(settings_of(data_dir=data)) as sessions, sessions.begin() as session:
         if access.revoke_key(session, key_id, actor_ref=OPERATOR) is None:
             raise CommandError("There is no such key. `modelmend keys list` shows them all.")
     typer.echo("The key is revoked.")
-
-
-@datasets.command("import")
-def import_dataset(
-    *,
-    definition: Annotated[Path, typer.Option(metavar="FILE", help="JSON: id, title, concepts, classes.")],
-    manifest: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet.")],
-    images: Annotated[Path, typer.Option(metavar="PATH", help="A zip, or a directory of images.")],
-    url: Annotated[
-        str | None, typer.Option(envvar="MODELMEND_URL", help="The service; default the one that runs on --data.")
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option(envvar="MODELMEND_KEY", help="API key; default admin.key in --data.")
-    ] = None,
-    data: Data = None,
-) -> None:
-    """Register a data set, all or nothing."""
-
-    settings = _settings(data_dir=data)
-    try:
-        wanted = json.loads(_existing(definition).read_bytes())
-    except ValueError as error:
-        raise CommandError(f"{definition} is not JSON: {error}.") from error
-    pictures = sorted(file for file in images.iterdir() if file.is_file()) if images.is_dir() else _existing(images)
-    with Client(url or _running_url(settings), key or _admin_key(settings)) as client:
-        dataset = client.register_dataset(wanted, _existing(manifest), pictures)
-    counts = ", ".join(f"{count:,} {split}" for split, count in dataset.counts.items())
-    typer.echo(f"Data set {dataset.id}: {counts}")
 
 
 def main() -> NoReturn:
@@ -227,37 +190,6 @@ def main() -> NoReturn:
 def _fail(message: str) -> NoReturn:
     Console(stderr=True).print(Text.assemble(("Error: ", "bold red"), message), soft_wrap=True)
     sys.exit(1)
-
-
-def _settings(**given: Any) -> Settings:
-    """Settings of the environment, overruled by options that were given."""
-    try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        places = "; ".join(f"MODELMEND_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors())
-        raise CommandError(f"The configuration is not valid: {places}.") from error
-
-
-def _existing(path: Path) -> Path:
-    if not path.is_file():
-        raise CommandError(f"There is no file {path}.")
-    return path
-
-
-def _running_url(settings: Settings) -> str:
-
-    record = RunningRecord.read(settings.data_dir)
-    if record is None:
-        raise CommandError(f"No service runs on {settings.data_dir}. Start `modelmend serve`, or name one with --url.")
-    return record.url
-
-
-def _admin_key(settings: Settings) -> str:
-
-    text = read_admin_key(settings.data_dir)
-    if text is None:
-        raise CommandError(f"There is no key in {settings.data_dir}. Name one with --key, or set MODELMEND_KEY.")
-    return text
 
 
 def _teller(console: Console) -> Callable[[str], None]:
