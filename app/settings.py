@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SecretsSettingsSource,
+    SettingsConfigDict,
+)
+
+SECRETS_DIR = "MODELMEND_SECRETS_DIR"  # a variable only: it says where settings are, it is none
+DEFAULT_SECRETS_DIR = Path("/run/secrets")  # where container engines put them
 
 
 class Settings(BaseSettings):
-    """Everything a deployment may choose. Sizes are bytes, times are seconds."""
+    """Everything a deployment may choose. Sizes are bytes, times are seconds.
+
+    A variable that is not set may be a file of its name in lower case (``modelmend_database_url``) in the directory
+    that ``MODELMEND_SECRETS_DIR`` names.
+    """
 
     model_config = SettingsConfigDict(env_prefix="MODELMEND_", extra="forbid")
 
@@ -34,3 +47,19 @@ class Settings(BaseSettings):
     sweep_seconds: PositiveFloat = Field(2.0, description="How often a worker looks for forgotten jobs.")
     max_attempts: PositiveInt = Field(3, description="A job that died this often fails.")
     drain_seconds: PositiveFloat = Field(25.0, description="How long a stopping worker lets its job run on.")
+    pulse_file: Path | None = Field(None, description="A file that a worker touches for as long as it can take jobs.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments before the environment before files; the directory of files is looked up now, not at import."""
+        directory = Path(os.environ.get(SECRETS_DIR) or DEFAULT_SECRETS_DIR)
+        if not directory.is_dir():  # a source on it would warn
+            return init_settings, env_settings
+        return init_settings, env_settings, SecretsSettingsSource(settings_cls, secrets_dir=directory)

@@ -22,6 +22,7 @@ from worker.claim import Claim, claim_next
 from worker.lease import Lease
 from worker.logs import log_unexpected
 from worker.process import ComputeProcess, Crashed, Died, Failed, Finished, Progress
+from worker.pulse import Pulse
 from worker.release import give_up_dead, hand_back, lock_held
 from worker.resolution import task_for
 from worker.stop import Stop
@@ -75,6 +76,7 @@ class Worker:
     doorbell: Doorbell
     process: ComputeProcess
     stop: Stop
+    pulse: Pulse
 
 
 def run_job(worker: Worker, rung_for: UUID) -> None:
@@ -170,6 +172,7 @@ def _resolve(worker: Worker, claim: Claim, lease: Lease) -> Task | End:
 def _watch(worker: Worker, claim: Claim, lease: Lease, task: Task) -> End:
     process, submitted, draining = worker.process, False, False
     while True:
+        worker.pulse.beat()
         if lease.lost:
             return Lost()
         if lease.cancel_requested:

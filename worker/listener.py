@@ -8,6 +8,7 @@ from uuid import UUID
 import structlog
 from redis import Redis
 from redis.backoff import NoBackoff
+from redis.client import Pipeline
 from redis.exceptions import RedisError
 from redis.retry import Retry
 from rq import Queue, SimpleWorker
@@ -17,6 +18,7 @@ from rq.serializers import JSONSerializer
 
 from app.queueing.rq import RING
 from worker.logs import log_unexpected
+from worker.pulse import Pulse
 from worker.stop import Stop
 
 PRESENCE_SECONDS = 30  # how long Redis remembers a listener that vanished; half of it is one wait for a ring
@@ -34,7 +36,9 @@ class Listener(SimpleWorker):
 
     max_connection_wait_time = 2.0
 
-    def __init__(self, redis_url: str, queue_name: str, answer: Callable[[UUID], None], stop: Stop) -> None:
+    def __init__(
+        self, redis_url: str, queue_name: str, answer: Callable[[UUID], None], stop: Stop, pulse: Pulse
+    ) -> None:
         connection = Redis.from_url(redis_url, retry=Retry(NoBackoff(), 1))
         super().__init__(
             [Queue(queue_name, connection=connection, serializer=JSONSerializer)],
@@ -45,6 +49,7 @@ class Listener(SimpleWorker):
         )
         self._answer = answer
         self._stop = stop
+        self._pulse = pulse
         self._waiting = False
 
     def listen(self) -> None:
@@ -72,6 +77,12 @@ class Listener(SimpleWorker):
             return super().dequeue_job_and_maintain_ttl(timeout, max_idle_time)
         finally:
             self._waiting = False
+
+    def heartbeat(self, timeout: int | None = None, pipeline: Pipeline | None = None) -> None:
+        """RQ's own, before each wait for a ring: Redis remembers us, and answered."""
+        super().heartbeat(timeout, pipeline)
+        if pipeline is None:
+            self._pulse.beat()
 
     def execute_job(self, job: RqJob, queue: Queue) -> None:
         with self.connection.pipeline() as pipeline:

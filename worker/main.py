@@ -23,6 +23,7 @@ from worker.jobs import ComputeUnavailable, Worker, run_job
 from worker.listener import Listener
 from worker.periodic import Periodic
 from worker.process import ComputeProcess
+from worker.pulse import Pulse
 from worker.stop import Stop
 from worker.sweeper import Sweeper
 
@@ -69,6 +70,7 @@ def run(settings: Settings, *, executor: str = EXECUTOR) -> None:
         doorbell=doorbell,
         process=ComputeProcess(settings, executor),
         stop=Stop(settings.drain_seconds),
+        pulse=Pulse(settings.pulse_file),
     )
     sweeper = Sweeper(worker.sessions, store, doorbell, period=settings.sweep_seconds, max_deaths=settings.max_attempts)
     threads = [
@@ -81,6 +83,7 @@ def run(settings: Settings, *, executor: str = EXECUTOR) -> None:
             thread.start()
         _listen(worker, settings.redis_url)
     finally:
+        worker.pulse.end()
         worker.process.kill()
         for thread in threads:
             thread.stop()
@@ -115,7 +118,7 @@ def _listen(worker: Worker, redis_url: str) -> None:
     worker.process.ensure_started()
     while not worker.stop.requested:
         try:
-            listener = Listener(redis_url, worker.settings.queue_name, answer, worker.stop)
+            listener = Listener(redis_url, worker.settings.queue_name, answer, worker.stop, worker.pulse)
             log.info("listening", queue=worker.settings.queue_name)
             listener.listen()
         except RedisError as error:

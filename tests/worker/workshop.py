@@ -100,7 +100,7 @@ class Workshop:
     def worker(self, executor: str = "compute", **settings: Any) -> WorkerProcess:
         """Start a worker; ``settings`` differ from the workshop's."""
         chosen = self.settings.model_copy(update=settings).model_dump(mode="json")
-        names = {f"MODELMEND_{name.upper()}": str(value) for name, value in chosen.items()}
+        names = {f"MODELMEND_{name.upper()}": str(value) for name, value in chosen.items() if value is not None}
         environment = os.environ | names | {"MODELMEND_TEST_STAGE": str(self.stage)}
         worker = WorkerProcess(environment, executor, self.stage / f"worker-{len(self._workers)}.log")
         self._workers.append(worker)
