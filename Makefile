@@ -12,7 +12,7 @@ help: ## Show this help
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[embedded,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[worker,demo,embedded,dev]'
 	touch $@
 
 demo: $(STAMP) ## The whole road on real images, start to finish (ARGS="--data DIR" keeps its data)
@@ -21,18 +21,19 @@ demo: $(STAMP) ## The whole road on real images, start to finish (ARGS="--data D
 serve: $(STAMP) ## API, worker, Postgres and Redis in one command; prints the URL and where the key is
 	$(BIN)/modelmend serve $(ARGS)
 
-check: $(STAMP) ## Lint, strict types, import walls, migrations match the tables
+check: $(STAMP) ## Lint, strict types, import walls, migrations match the tables, a compose file that is valid
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m app.embedded alembic check
+	$(BIN)/docker-compose --profile '*' config --quiet
 
 test: check ## Everything in check, then the whole test suite on real servers
 	$(BIN)/pytest $(ARGS)
 
 bench-setup: $(STAMP) ## Add what the benchmarks compare against
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[embedded,dev,bench]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[worker,demo,embedded,dev,bench]'
 
 clean: ## Remove the environment, caches and reports; never your data
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage demo-report.json demo.png

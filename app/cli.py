@@ -182,6 +182,10 @@ def main() -> NoReturn:
         _fail(f"The database does not answer ({reason_given}). Check MODELMEND_DATABASE_URL.")
     except PermissionError as error:
         _fail(f"{error.filename or 'A file'} is not accessible to this user: {error.strerror}.")
+    except ModuleNotFoundError as error:
+        if error.name not in {"sklearn", "matplotlib"}:
+            raise
+        _fail(f"The demo needs {error.name}. Install it with: pip install 'modelmend[demo]'")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     sys.exit(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 
 from app.settings import Settings
 from worker.jobs import ComputeUnavailable
@@ -17,6 +18,9 @@ def main() -> int:
     # as soon as anything else wants a core.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     set_up_logging()
+    if find_spec("torch") is None:
+        sys.stderr.write("A worker computes with torch. Install it with: pip install 'modelmend[worker]'\n")
+        return 1
     try:
         run(Settings())
     except (ServersNotConfigured, ComputeUnavailable) as error:

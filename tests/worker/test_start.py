@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+import worker.__main__ as program
+
 PROJECT = Path(__file__).parents[2]
 
 
@@ -32,3 +36,11 @@ def test_a_worker_without_servers_says_what_to_set() -> None:
     assert found.returncode == 1
     assert "MODELMEND_DATABASE_URL" in found.stderr
     assert "Traceback" not in found.stderr
+
+
+def test_without_torch_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(program, "find_spec", lambda _: None)
+    assert program.main() == 1
+    assert "modelmend[worker]" in capsys.readouterr().err
