@@ -1,6 +1,6 @@
 """One layer's share of a fitted curvature, and functions of it.
 
-Both kinds of block are a matrix ``F`` known through an eigenbasis, so that any ``f(F)`` costs two changes of
+Every kind of block is a matrix ``F`` known through an eigenbasis, so that any ``f(F)`` costs two changes of
 basis. Where the basis is thin, ``F`` is zero on its complement and ``f(F)`` is ``f(0)`` there.
 """
 
@@ -53,6 +53,45 @@ class LayerFactor:
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "LayerFactor":
         return LayerFactor(
+            self.name,
+            self.parameters,
+            self.A.to(device, dtype),
+            self.S.to(device, dtype),
+            self.corrected.to(device, dtype),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedFactor:
+    """The factors of a Conv2d with ``G`` groups: one eigenvalue-corrected Kronecker factor per group, zero between
+    groups.
+
+    Where a group has one output, ``A`` is the eigenbasis of the group's gradients ``E[g gᵀ]`` instead of its
+    patches, which makes the group's block exact.
+
+    Attributes:
+        name: qualified name of the layer.
+        parameters: names and shape of its parameters.
+        A: vectors ``[G, d_in, d_in]``, values ``[G, d_in]``.
+        S: vectors ``[G, d_out, d_out]``, values ``[G, d_out]``; ``d_out`` is that of one group.
+        corrected: ``Λ*``, ``[G, d_out, d_in]``.
+    """
+
+    name: str
+    parameters: JointMatrix
+    A: Eigenbasis
+    S: Eigenbasis
+    corrected: Tensor
+
+    def apply(self, function: SpectralFunction, vector: ParameterMapping) -> ParameterVector:
+        """``f(F) v`` for the layer's entries of ``vector``."""
+        V = self.parameters.join(vector).view(self.corrected.shape)
+        coefficients = self.S.vectors.mT @ V @ self.A.vectors
+        result = self.S.vectors @ (function(self.corrected) * coefficients) @ self.A.vectors.mT
+        return self.parameters.split(result.flatten(0, 1))
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> "GroupedFactor":
+        return GroupedFactor(
             self.name,
             self.parameters,
             self.A.to(device, dtype),

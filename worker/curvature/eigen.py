@@ -19,7 +19,7 @@ from worker.curvature.errors import DecompositionError, NonFiniteError
 @dataclass(frozen=True, eq=False)
 class Eigenbasis:
     """``M = vectors · diag(values) · vectorsᵀ`` with ``vectors`` ``[D, r]`` (columns) and ``values`` ``[r]``,
-    ascending, ≥ 0."""
+    ascending, ≥ 0; or a stack of such bases along a first axis."""
 
     vectors: Tensor
     values: Tensor
@@ -68,20 +68,41 @@ def decompose_gram(rows: Tensor, name: str) -> Eigenbasis:
     return Eigenbasis(basis.flip(1).contiguous(), triangle.diagonal().square().flip(0))
 
 
+def decompose_each(matrices: Tensor, name: str) -> Eigenbasis:
+    """Eigenbases of many small symmetric positive semi-definite ``matrices`` ``[G, D, D]``: vectors ``[G, D, D]``,
+    values ``[G, D]``.
+
+    Raises:
+        NonFiniteError, DecompositionError: as :func:`decompose`.
+    """
+    matrices = matrices.double()
+    _require_finite(matrices, name)
+    values, vectors = _eigh((matrices + matrices.mT) / 2, name)
+    return Eigenbasis(vectors, values.clamp_min(0))
+
+
 def _require_finite(matrix: Tensor, name: str) -> None:
     if not bool(torch.isfinite(matrix).all()):
         raise NonFiniteError(f"the second moment of {name} holds NaN or infinite entries")
 
 
 def _eigh(matrix: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    if matrix.shape[0] == 0:
-        return matrix.new_zeros(0), matrix.new_zeros(0, 0)
+    """Eigenvalues and eigenvectors of one matrix ``[D, D]`` or several ``[G, D, D]``."""
+    if matrix.shape[-1] == 0:
+        return matrix.new_zeros(matrix.shape[:-1]), torch.zeros_like(matrix)
     try:
         values, vectors = torch.linalg.eigh(matrix)
         if bool(torch.isfinite(values).all()) and bool(torch.isfinite(vectors).all()):
             return values, vectors
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # missing in torch's __all__
         pass
+    if matrix.dim() == 3:
+        each = [_evr(single, name) for single in matrix]
+        return torch.stack([values for values, _ in each]), torch.stack([vectors for _, vectors in each])
+    return _evr(matrix, name)
+
+
+def _evr(matrix: Tensor, name: str) -> tuple[Tensor, Tensor]:
     try:
         arrays = scipy.linalg.eigh(matrix.cpu().numpy(), driver="evr", check_finite=False)
     except scipy.linalg.LinAlgError as error:

@@ -1,13 +1,14 @@
 """Which layers have curvature factors, and how their inputs and output gradients become matrices.
 
-Linear and Conv2d (any stride, padding, dilation; with or without bias; one group) get a Kronecker-factored
-block over the joint matrix ``[W | b]`` of shape ``[d_out, d_in]``, where ``d_in`` counts the bias column. The
-affine parameters of a BatchNorm get a small exact block. Everything else with trainable parameters is refused
-by its qualified name.
+Linear and Conv2d (any stride, padding, dilation; with or without bias) get a Kronecker-factored block over the
+joint matrix ``[W | b]`` of shape ``[d_out, d_in]``, where ``d_in`` counts the bias column. A Conv2d with several
+groups has such a block for every group, and an exact one where a group has a single output (depthwise). The affine
+parameters of a BatchNorm get a small exact block. Everything else with trainable parameters is refused by its
+qualified name.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -70,25 +71,52 @@ class KroneckerLayer:
 
     def patches(self, x: Tensor) -> Tensor:
         """Layer inputs ``[B, |T|, d_in]``; a 1 is appended where there is a bias."""
-        if isinstance(self.module, nn.Linear):
-            rows = x.reshape(x.shape[0], -1, x.shape[-1])
-        else:
-            convolution = self.module
-            kernel = cast(tuple[int, int], convolution.kernel_size)
-            rows = functional.unfold(
-                _pad(x, convolution), kernel, dilation=convolution.dilation, stride=convolution.stride
-            ).transpose(1, 2)
-        if self.parameters.bias is None:
-            return rows.contiguous()
-        joined = rows.new_ones(*rows.shape[:-1], rows.shape[-1] + 1)
-        joined[..., :-1] = rows
-        return joined
+        module = self.module
+        rows = _unfold(x, module) if isinstance(module, nn.Conv2d) else x.reshape(x.shape[0], -1, x.shape[-1])
+        return rows.contiguous() if self.parameters.bias is None else _with_ones(rows)
 
     def gradient_rows(self, output_gradient: Tensor) -> Tensor:
         """Gradients at the pre-activations ``[B, |T|, d_out]``, in the order of :meth:`patches`."""
         if isinstance(self.module, nn.Linear):
             return output_gradient.reshape(output_gradient.shape[0], -1, output_gradient.shape[-1])
         return output_gradient.flatten(2).transpose(1, 2).contiguous()
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedLayer:
+    """A covered Conv2d with ``groups`` > 1: that many small convolutions side by side.
+
+    Row ``g · d_out + o`` of the joint matrix is output ``o`` of group ``g``; here ``d_out`` and ``d_in`` are those of
+    one group.
+    """
+
+    name: str
+    module: nn.Conv2d
+    parameters: JointMatrix
+
+    @property
+    def groups(self) -> int:
+        return self.module.groups
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(d_out, d_in)`` of one group, the bias column included."""
+        d_out, d_in = self.parameters.shape
+        return d_out // self.groups, d_in
+
+    @property
+    def depthwise(self) -> bool:
+        """One output per group: the group's block is only ``[d_in, d_in]``, and exact."""
+        return self.shape[0] == 1
+
+    def patches(self, x: Tensor) -> Tensor:
+        """Layer inputs ``[B, |T|, G, d_in]``; a 1 is appended where there is a bias."""
+        rows = _by_group(_unfold(x, self.module), self.groups)
+        return rows if self.parameters.bias is None else _with_ones(rows)
+
+    def gradient_rows(self, output_gradient: Tensor) -> Tensor:
+        """Gradients at the pre-activations ``[B, |T|, G, d_out]``, in the order of :meth:`patches`."""
+        return _by_group(output_gradient.flatten(2).transpose(1, 2), self.groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,10 +148,21 @@ class Coverage:
     uncovered: tuple[str, ...]
     """Trainable parameters left out by ``bn="frozen"``; parameters without ``requires_grad`` are not listed
     anywhere."""
+    grouped: tuple[GroupedLayer, ...] = ()
+
+    @property
+    def kronecker(self) -> tuple[KroneckerLayer | GroupedLayer, ...]:
+        """Every layer with Kronecker factors, be it for the whole or for its groups."""
+        return (*self.layers, *self.grouped)
+
+    @property
+    def all(self) -> tuple[KroneckerLayer | GroupedLayer | NormLayer, ...]:
+        """Every covered layer."""
+        return (*self.layers, *self.grouped, *self.norms)
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
-        kronecker = [name for layer in self.layers for name in layer.parameters.names]
+        kronecker = [name for layer in self.kronecker for name in layer.parameters.names]
         return (*kronecker, *(name for norm in self.norms for name in (norm.weight, norm.bias)))
 
 
@@ -133,8 +172,8 @@ def covered_parameters(model: nn.Module, *, bn: NormPolicy = "exact") -> tuple[s
     return survey(model, bn=bn).parameter_names
 
 
-def survey(model: nn.Module, *, bn: NormPolicy = "exact") -> Coverage:
-    """Find the covered layers.
+def survey(model: nn.Module, *, bn: NormPolicy = "exact", only: Collection[str] | None = None) -> Coverage:
+    """Find the covered layers; of them those called ``only``, if given.
 
     Layers whose parameters all lack ``requires_grad`` are constants of the edit: they need no factor and are
     not refused.
@@ -148,26 +187,29 @@ def survey(model: nn.Module, *, bn: NormPolicy = "exact") -> Coverage:
     require_eval(model)
     require_untied(model)
     layers: list[KroneckerLayer] = []
+    grouped: list[GroupedLayer] = []
     norms: list[NormLayer] = []
     uncovered: list[str] = []
     refused: list[str] = []
     for name, module in _modules_with_trainable_parameters(model):
         prefix = f"{name}." if name else ""
+        wanted = only is None or name in only
         if reason := _unsupported(module):
             refused.append(f"{name or '(model)'} ({type(module).__name__}): {reason}")
-        elif isinstance(module, (nn.Linear, nn.Conv2d)):
+        elif isinstance(module, (nn.Linear, nn.Conv2d)) and wanted:
             bias = None if module.bias is None else f"{prefix}bias"
-            layers.append(
-                KroneckerLayer(name, module, JointMatrix(f"{prefix}weight", bias, tuple(module.weight.shape)))
-            )
-        elif isinstance(module, NORMS):
-            if bn == "exact":
-                norms.append(NormLayer(name, module, f"{prefix}weight", f"{prefix}bias"))
+            parameters = JointMatrix(f"{prefix}weight", bias, tuple(module.weight.shape))
+            if isinstance(module, nn.Conv2d) and module.groups > 1:
+                grouped.append(GroupedLayer(name, module, parameters))
             else:
-                uncovered += [f"{prefix}weight", f"{prefix}bias"]
+                layers.append(KroneckerLayer(name, module, parameters))
+        elif isinstance(module, NORMS) and bn == "frozen":
+            uncovered += [f"{prefix}weight", f"{prefix}bias"]
+        elif isinstance(module, NORMS) and wanted:
+            norms.append(NormLayer(name, module, f"{prefix}weight", f"{prefix}bias"))
     if refused:
         raise UnsupportedLayerError("no curvature factor for " + "; ".join(refused))
-    return Coverage(tuple(layers), tuple(norms), tuple(uncovered))
+    return Coverage(tuple(layers), tuple(norms), tuple(uncovered), tuple(grouped))
 
 
 def require_eval(model: nn.Module) -> None:
@@ -233,9 +275,26 @@ def _unsupported(module: nn.Module) -> str | None:
         return "only plain Linear, Conv2d and BatchNorm layers are supported"
     if not all(parameter.requires_grad for parameter in own.values()):
         return "its weight and bias must be trainable or frozen together"
-    if isinstance(module, nn.Conv2d) and module.groups != 1:
-        return f"convolution with {module.groups} groups"
     return None
+
+
+def _unfold(x: Tensor, convolution: nn.Conv2d) -> Tensor:
+    """The patches a convolution sees, ``[B, |T|, C · kernel]``, channels first within a patch."""
+    kernel = cast(tuple[int, int], convolution.kernel_size)
+    columns = functional.unfold(_pad(x, convolution), kernel, dilation=convolution.dilation, stride=convolution.stride)
+    return columns.transpose(1, 2)
+
+
+def _by_group(rows: Tensor, groups: int) -> Tensor:
+    """``[B, |T|, G · D]`` as ``[B, |T|, G, D]``."""
+    return rows.reshape(*rows.shape[:2], groups, -1)
+
+
+def _with_ones(rows: Tensor) -> Tensor:
+    """``rows`` with a 1 appended along the last axis."""
+    joined = rows.new_ones(*rows.shape[:-1], rows.shape[-1] + 1)
+    joined[..., :-1] = rows
+    return joined
 
 
 def _pad(x: Tensor, convolution: nn.Conv2d) -> Tensor:

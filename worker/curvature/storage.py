@@ -5,6 +5,7 @@ Tensors, all float32:
 - ``layers.<name>.Q_A`` ``[d_in, r_A]``, ``layers.<name>.values_A`` ``[r_A]``
 - ``layers.<name>.Q_S`` ``[d_out, r_S]``, ``layers.<name>.values_S`` ``[r_S]``
 - ``layers.<name>.corrected`` ``[r_S, r_A]``
+- ``grouped.<name>.Q_A`` ``[G, d_in, d_in]`` and so on, as for ``layers`` with the groups first
 - ``norms.<name>.Q`` ``[2C, r]``, ``norms.<name>.values`` ``[r]``
 
 The header's metadata has the single key ``modelmend.factors``: JSON with sorted keys holding ``format``,
@@ -15,20 +16,25 @@ several is not fixed; equal factors give equal bytes.
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from worker.curvature.blocks import LayerFactor, NormFactor
+from worker.curvature.blocks import GroupedFactor, LayerFactor, NormFactor
 from worker.curvature.eigen import Eigenbasis
 from worker.curvature.errors import FactorFileError
 from worker.curvature.factors import Factors, FitRecord
 from worker.curvature.layers import JointMatrix
 
-FORMAT = 1
+K = TypeVar("K", LayerFactor, GroupedFactor)
+
+FORMAT = 2
+"""2 added convolutions with groups; files of format 1, which have none, are read too."""
+
+_READABLE = (1, FORMAT)
 _KEY = "modelmend.factors"
 
 
@@ -58,7 +64,7 @@ def load_factors(path: Path, device: torch.device | str = "cpu") -> Factors:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (safe_open is no mapping)
     except (safetensors.SafetensorError, KeyError, ValueError, OSError) as error:
         raise FactorFileError(f"{path} is truncated, or not a factor file: {error}") from error
-    if header.get("format") != FORMAT:
+    if header.get("format") not in _READABLE:
         raise FactorFileError(f"{path} has factor format {header.get('format')}, this program reads {FORMAT}")
     if header.get("sha256") != _digest(tensors):
         raise FactorFileError(f"{path} is corrupt: its tensors do not match the digest in its header")
@@ -70,23 +76,32 @@ def load_factors(path: Path, device: torch.device | str = "cpu") -> Factors:
 
 def _tensors(factors: Factors) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    for name, layer in factors.layers.items():
-        tensors[f"layers.{name}.Q_A"], tensors[f"layers.{name}.values_A"] = layer.A.vectors, layer.A.values
-        tensors[f"layers.{name}.Q_S"], tensors[f"layers.{name}.values_S"] = layer.S.vectors, layer.S.values
-        tensors[f"layers.{name}.corrected"] = layer.corrected
+    for section, of_section in (("layers", factors.layers), ("grouped", factors.grouped)):
+        for name, layer in of_section.items():
+            at = f"{section}.{name}."
+            tensors[at + "Q_A"], tensors[at + "values_A"] = layer.A.vectors, layer.A.values
+            tensors[at + "Q_S"], tensors[at + "values_S"] = layer.S.vectors, layer.S.values
+            tensors[at + "corrected"] = layer.corrected
     for name, norm in factors.norms.items():
         tensors[f"norms.{name}.Q"], tensors[f"norms.{name}.values"] = norm.block.vectors, norm.block.values
     return tensors
 
 
 def _assemble(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> Factors:
-    layers: dict[str, LayerFactor] = {}
-    for name in manifest["layers"]:
-        entry, at = manifest["layers"][name], f"layers.{name}."
-        A = Eigenbasis(tensors[at + "Q_A"], tensors[at + "values_A"])
-        S = Eigenbasis(tensors[at + "Q_S"], tensors[at + "values_S"])
-        parameters = JointMatrix(entry["weight"], entry["bias"], tuple(entry["weight_shape"]))
-        layers[name] = LayerFactor(name, parameters, A, S, tensors[at + "corrected"])
+    order = {name: place for place, name in enumerate(manifest["covered"])}
+
+    def section(kind: type[K], key: str) -> dict[str, K]:
+        found: dict[str, K] = {}
+        entries = manifest.get(key, {})
+        for name in sorted(entries, key=lambda name: order[entries[name]["weight"]]):
+            entry, at = entries[name], f"{key}.{name}."
+            A = Eigenbasis(tensors[at + "Q_A"], tensors[at + "values_A"])
+            S = Eigenbasis(tensors[at + "Q_S"], tensors[at + "values_S"])
+            parameters = JointMatrix(entry["weight"], entry["bias"], tuple(entry["weight_shape"]))
+            found[name] = kind(name, parameters, A, S, tensors[at + "corrected"])
+        return found
+
+    layers, grouped = section(LayerFactor, "layers"), section(GroupedFactor, "grouped")
     norms = {
         name: NormFactor(
             name,
@@ -96,8 +111,6 @@ def _assemble(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> Factors:
         )
         for name, entry in manifest["norms"].items()
     }
-    order = {name: place for place, name in enumerate(manifest["covered"])}
-    layers = dict(sorted(layers.items(), key=lambda item: order[item[1].parameters.weight]))
     norms = dict(sorted(norms.items(), key=lambda item: order[item[1].weight]))
     record = FitRecord(
         seed=manifest["seed"],
@@ -108,7 +121,7 @@ def _assemble(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> Factors:
         uncovered=tuple(manifest["uncovered"]),
         adaptations=tuple(manifest["adaptations"]),
     )
-    return Factors(layers, norms, record)
+    return Factors(layers, norms, record, grouped)
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
-from worker.curvature.factors import Batch, Batches
+from worker.curvature.passes import Batch, Batches
 
 
 def random_norms(model: nn.Module) -> nn.Module:

@@ -20,8 +20,10 @@ from tests.worker.curvature.dense import (
 from worker.curvature import contraction
 from worker.curvature.blocks import LayerFactor
 from worker.curvature.errors import NonFiniteError, TrainingModeError, UnsupportedLayerError
-from worker.curvature.factors import Factors, Fit, eigenbases, fit_factors
+from worker.curvature.factors import Factors, assemble, fit_factors
+from worker.curvature.moments import merge
 from worker.curvature.outputs import sampled_residual
+from worker.curvature.passes import Fit, eigenbases
 
 SEED = 11
 
@@ -202,9 +204,9 @@ def test_partial_fits_add_up_to_the_whole(cut: int) -> None:
     fit = Fit(model, seed=SEED)
     first = batches_of(x[:cut], rows=rows[:cut], size=5)
     second = batches_of(x[cut:], rows=rows[cut:], size=5)
-    bases = eigenbases(fit.covariances(second) + fit.covariances(first))
-    merged = fit.corrected_eigenvalues(first, bases) + fit.corrected_eigenvalues(second, bases)
-    assert_same(fit.assemble(bases, merged), fit_factors(model, batches_of(x), seed=SEED))
+    bases = eigenbases(merge([fit.covariances(second), fit.covariances(first)]))
+    merged = merge([fit.corrected_eigenvalues(part, bases) for part in (first, second)])
+    assert_same(assemble(fit, bases, merged), fit_factors(model, batches_of(x), seed=SEED))
 
 
 def test_moments_of_different_models_do_not_add() -> None:
@@ -234,21 +236,27 @@ def test_in_place_activations_change_nothing() -> None:
     assert_same(fit_factors(in_place, batches_of(x), seed=SEED), fit_factors(plain, batches_of(x), seed=SEED))
 
 
-def test_both_contraction_orders_and_any_chunking_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_contraction_order_and_any_chunking_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     a, s = torch.randn(5, 3, 6), [torch.randn(5, 3, 4), torch.randn(5, 3, 4)]
     Q_A, Q_S = torch.randn(6, 5), torch.randn(4, 2)
     expected = sum(torch.einsum("nto,nti,os,ia->nsa", draw, a, Q_S, Q_A).square().sum(0) for draw in s)
-    for project in (True, False):
+    for order in ("form", "project", "gram"):
         for limit in (1, 50, 2**24):
             monkeypatch.setattr(contraction, "CHUNK_ELEMENTS", limit)
-            monkeypatch.setattr(contraction, "project_first", lambda *args, answer=project, **kwargs: answer)
+            monkeypatch.setattr(contraction, "cheapest_order", lambda *args, answer=order, **kwargs: answer)
             torch.testing.assert_close(contraction.squared_projections(a, s, Q_A, Q_S), expected)
 
 
-def test_contraction_projects_first_where_there_are_few_positions() -> None:
-    """ResNet-18 at 64 px: the first block has 256 positions of 64 channels, the last 4 of 512."""
-    assert contraction.project_first(4, torch.empty(4608, 4608), torch.empty(512, 512))
-    assert not contraction.project_first(1024, torch.empty(576, 576), torch.empty(64, 64))
+def test_contraction_order_follows_the_number_of_positions() -> None:
+    """ResNet-18 at 64 px: the first block has 256 positions of 64 channels, the third 16 of 256, the last 4 of 512."""
+
+    def order(positions: int, channels: int) -> str:
+        Q_A, Q_S = torch.empty(9 * channels, 9 * channels), torch.empty(channels, channels)
+        return contraction.cheapest_order(positions, Q_A, Q_S)
+
+    assert [order(1, 512), order(4, 512), order(16, 256), order(256, 64)] == ["gram", "gram", "project", "form"]
+    # What the cheap order saves: G of every sample, in the last block 9.4 MB, is neither formed nor squared.
+    assert contraction.cheapest_order(4, torch.empty(8, 8), torch.empty(2, 2), draws=100) != "gram"
 
 
 def test_chunks_of_patches_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,9 +367,36 @@ class Overwriting(nn.Module):
         return result
 
 
+class FunctionallyTied(nn.Module):
+    """Uses a layer's weight a second time, past the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(torch.tanh(self.layer(x)) @ self.layer.weight)
+        return result
+
+
+def hooked() -> nn.Module:
+    """A layer whose output a hook doubles after it was recorded."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    model[0].register_forward_pre_hook(lambda module, arguments: (arguments[0] * 2,))
+    model[0].register_forward_hook(lambda module, arguments, output: output * 2)
+    return model
+
+
+def test_functionally_tied_parameters_and_hooks_are_noticed_with_single_precision_too() -> None:
+    for model, name in ((FunctionallyTied(), "layer"), (hooked(), "0")):
+        with pytest.raises(UnsupportedLayerError, match=rf"do not explain the gradient.*: {name}$"):
+            fit_factors(model.float(), batches_of(torch.randn(4, 3, dtype=torch.float32)), seed=SEED)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (FunctionallyTied, r"do not explain the gradient.*: layer$"),
         (Repeated, "layer runs more than once"),
         (lambda: Unused(run=False), "not used by the forward pass.*spare"),
         (lambda: Unused(run=True), "do not depend on spare"),

@@ -88,7 +88,6 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
     "Scaled": Scaled,
     "Squared": lambda: Squared(4, 2),
     "ParametrizedLinear": lambda: parametrizations.weight_norm(nn.Linear(4, 2)),
-    "with 4 groups": lambda: nn.Conv2d(4, 8, 3, groups=4),
 }
 
 
