@@ -6,6 +6,7 @@
 """
 
 from app.client.client import Client
+from app.client.connection import Stream
 from app.client.errors import ClientError, JobFailed, ProblemError, ServiceUnreachable, WaitTimeout
 from app.client.operations import (
     JsonObject,
@@ -50,6 +51,7 @@ __all__ = [
     "RegisteredDataset",
     "Sample",
     "ServiceUnreachable",
+    "Stream",
     "Upload",
     "Version",
     "WaitTimeout",

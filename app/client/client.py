@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import httpx
 
-from app.client.connection import Connection, Content, Kind, listed_in, resource_of
+from app.client.connection import Connection, Content, Kind, Stream, listed_in, resource_of
 from app.client.errors import JobFailed, WaitTimeout
 from app.client.operations import JsonObject
 from app.client.resources import (
@@ -78,7 +78,7 @@ class Client:
         idempotency_key: str | None = None,
     ) -> RegisteredDataset:
         """Register training data: a manifest (CSV or Parquet), and a zip or the image files."""
-        pictures = [images] if isinstance(images, bytes | Path) else images
+        pictures = [images] if isinstance(images, bytes | Path | Stream) else images
         parts = [("manifest", "manifest", manifest), *(("images", _filename(image), image) for image in pictures)]
         answer = self._connection.create(
             "/datasets",
@@ -310,4 +310,4 @@ def _in_path(part: str) -> str:
 
 
 def _filename(content: Content) -> str:
-    return content.name if isinstance(content, Path) else "images.zip"
+    return "images.zip" if isinstance(content, bytes) else content.name

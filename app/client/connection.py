@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 from uuid import uuid4
 
 import httpx
@@ -24,7 +26,17 @@ _ASK_AGAIN = {(503, "unavailable"), (409, "idempotency_in_flight")}
 _LIST = TypeAdapter(list[Any])
 
 Kind = TypeVar("Kind", bound=Resource)
-Content = bytes | Path
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A file that is made while it is sent: ``chunks`` is called anew for every attempt and gives the same bytes."""
+
+    name: str
+    chunks: Callable[[], Iterator[bytes]]
+
+
+Content = bytes | Path | Stream
 Part = tuple[str, str, Content]  # name of the field, name of the file, content
 
 
@@ -97,10 +109,37 @@ class Connection:
     def _send_once(self, method: str, path: str, parts: Sequence[Part], content: Mapping[str, Any]) -> httpx.Response:
         with ExitStack() as open_files:
             files = [
-                (name, (filename, open_files.enter_context(body.open("rb")) if isinstance(body, Path) else body))
+                (name, (filename, body if isinstance(body, bytes) else open_files.enter_context(_opened(body))))
                 for name, filename, body in parts
             ]
             return self._http.request(method, path, files=files or None, **content)
+
+
+def _opened(body: Path | Stream) -> IO[bytes]:
+    return body.open("rb") if isinstance(body, Path) else io.BufferedReader(_Chunks(body.chunks()))
+
+
+class _Chunks(io.RawIOBase):
+    """Reads what an iterator gives. Its length is not known, so the body goes in chunks of no announced sum."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        super().__init__()
+        self._chunks = chunks
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._rest = memoryview(chunk)
+        count = min(len(buffer), len(self._rest))
+        buffer[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
 
 
 def resource_of(response: httpx.Response, kind: type[Kind]) -> Kind:
