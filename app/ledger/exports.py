@@ -48,7 +48,7 @@ ENTRY_FIELDS = (*LEAF_FIELDS, "payload", "payload_salt")
 """All fields of an entry; the last two are ``null`` together, once erased."""
 
 LARGEST_INTEGER = 2**53 - 1
-"""The largest integer that every reader of JSON understands alike (RFC 7493)."""
+"""The largest integer that every reader of JSON understands alike (RFC 7493). Beyond it numbers are doubles."""
 
 _NONE = type(None)
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -100,7 +100,7 @@ class Reader:
     def __init__(self) -> None:
         self._floats = False  # whether the value holds one that the fast encoder writes differently
         self._decode = json.JSONDecoder(
-            object_pairs_hook=_members, parse_int=_integer, parse_float=self._float, parse_constant=_constant
+            object_pairs_hook=_members, parse_int=self._integer, parse_float=self._float, parse_constant=_constant
         ).decode
 
     def value(self, text: bytes, *, limit: int = MAX_LINE_BYTES) -> JsonObject:
@@ -168,6 +168,11 @@ class Reader:
         except (NotCanonical, UnicodeEncodeError, RecursionError) as error:
             raise Refused("has a payload without a canonical form") from error
 
+    def _integer(self, text: str) -> int | float:
+        # Sixteen digits and a sign hold every safe integer. RFC 8785 writes a double up to 1e21 without exponent.
+        number = int(text) if len(text) <= 17 else LARGEST_INTEGER + 1
+        return number if -LARGEST_INTEGER <= number <= LARGEST_INTEGER else self._float(text)
+
     def _float(self, text: str) -> float:
         number = float(text)
         if Decimal(text) != Decimal(repr(number)):  # infinite, or digits that no hash covers
@@ -230,14 +235,6 @@ def _members(pairs: list[tuple[str, Any]]) -> JsonObject:
     if len(members) < len(pairs):
         raise Refused("holds a name twice in one object")
     return members
-
-
-def _integer(text: str) -> int:
-    # Sixteen digits and a sign hold every safe integer; Python would refuse, or read for long, the longest ones.
-    number = int(text) if len(text) <= 17 else LARGEST_INTEGER + 1
-    if not -LARGEST_INTEGER <= number <= LARGEST_INTEGER:
-        raise Refused("holds an integer beyond 2**53 - 1")
-    return number
 
 
 def _constant(_: str) -> NoReturn:

@@ -57,6 +57,7 @@ def assert_named(found: TamperingFound, first: int | None, last: int | None, sen
 
 def names(found: Exception, first: int, last: int) -> bool:
     """Whether what is named meets this range."""
+    assert isinstance(found, TamperingFound)
     return (
         found.first_seq is not None
         and found.last_seq is not None
