@@ -26,6 +26,7 @@ from app.client import ClientError
 from app.datasets.commands import datasets
 from app.demo.plan import Plan
 from app.embedded import EmbeddedServersError
+from app.ledger.commands import ledger
 from app.migrate import upgrade
 from app.serving import RunningRecord, ServingError, StopSignals, running_service
 from app.serving.children import inherited_environment
@@ -45,6 +46,7 @@ cli = typer.Typer(
 keys = typer.Typer(help="API keys, for whoever runs the service.", no_args_is_help=True)
 cli.add_typer(keys, name="keys")
 cli.add_typer(datasets, name="datasets")
+cli.add_typer(ledger, name="ledger")
 
 INTERRUPTED = 130  # the shell's number
 

@@ -18,10 +18,12 @@ from app.client.operations import JsonObject
 from app.client.resources import (
     Alias,
     ApiKey,
+    ConsistencyProof,
     Dataset,
     EditCheck,
     Job,
     LedgerEntry,
+    LedgerKeys,
     Model,
     NewApiKey,
     RegisteredDataset,
@@ -260,6 +262,30 @@ class Client:
     def ledger(self, model_id: str, *, kind: str | None = None) -> Iterator[LedgerEntry]:
         """Newest first."""
         return self._all(f"/models/{_in_path(model_id)}/ledger", "entries", LedgerEntry, {"kind": kind})
+
+    def receipt(self, model_id: str, edit_id: str) -> bytes:
+        """Proof that the history holds what was recorded of an edit: JSON to keep, and to verify offline."""
+        return self._connection.get(f"/models/{_in_path(model_id)}/edits/{_in_path(edit_id)}/receipt").content
+
+    def ledger_export(self, target: Path) -> None:
+        """Write the whole history to a file, for `modelmend ledger verify`."""
+        self._connection.download("/ledger/export", target)
+
+    def model_ledger_export(self, model_id: str, target: Path) -> None:
+        """Write a model's history, with its proofs, to a file."""
+        self._connection.download(f"/models/{_in_path(model_id)}/ledger/export", target)
+
+    def checkpoint(self) -> str:
+        """The newest signed checkpoint of the history: a note to keep."""
+        return self._connection.text("/ledger/checkpoint")
+
+    def consistency_proof(self, first: int, second: int) -> list[str]:
+        """That the first ``second`` entries begin with the first ``first``: hashes in hex (RFC 9162 §2.1.4)."""
+        answer = self._connection.get("/ledger/proofs/consistency", {"first": first, "second": second})
+        return resource_of(answer, ConsistencyProof).proof
+
+    def ledger_keys(self) -> LedgerKeys:
+        return self._one("/ledger/keys", LedgerKeys)
 
     def create_api_key(self, name: str, role: str, *, models: Sequence[str] | None = None) -> NewApiKey:
         """Make a key. Not repeated when the connection fails: look at ``api_keys`` and revoke what was lost."""

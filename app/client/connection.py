@@ -61,6 +61,21 @@ class Connection:
         given = {name: value for name, value in (params or {}).items() if value is not None}
         return self._send("GET", path, params=given)
 
+    def text(self, path: str) -> str:
+        """GET of what is text, not JSON."""
+        answer = self.get(path)
+        with _understanding(answer):
+            return answer.content.decode("utf-8")
+
+    def download(self, path: str, target: Path) -> None:
+        """GET into a file, in pieces. ``target`` appears, or is replaced, only when all of it is there."""
+        part = target.with_name(f".{target.name}.{uuid4().hex}")
+        try:
+            self._send("GET", path, target=part)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+
     def put(self, path: str, json: Mapping[str, Any]) -> httpx.Response:
         return self._send("PUT", path, json=json)
 
@@ -83,14 +98,25 @@ class Connection:
         return self._send("POST", path, parts=parts, json=json, data=data, params=params, headers=headers)
 
     def _send(
-        self, method: str, path: str, *, repeatable: bool = True, parts: Sequence[Part] = (), **content: Any
+        self,
+        method: str,
+        path: str,
+        *,
+        repeatable: bool = True,
+        parts: Sequence[Part] = (),
+        target: Path | None = None,
+        **content: Any,
     ) -> httpx.Response:
         attempts = ATTEMPTS if repeatable else 1
         for attempt in range(1, attempts + 1):
             last = attempt == attempts
             pause = FIRST_PAUSE * 2 ** (attempt - 1)
             try:
-                response = self._send_once(method, path, parts, content)
+                response = (
+                    self._send_once(method, path, parts, content)
+                    if target is None
+                    else self._receive_once(method, path, target, content)
+                )
             except httpx.TransportError as error:
                 if last or isinstance(error, httpx.UnsupportedProtocol):
                     raise ServiceUnreachable(
@@ -113,6 +139,16 @@ class Connection:
                 for name, filename, body in parts
             ]
             return self._http.request(method, path, files=files or None, **content)
+
+    def _receive_once(self, method: str, path: str, target: Path, content: Mapping[str, Any]) -> httpx.Response:
+        with self._http.stream(method, path, **content) as response:
+            if not response.is_success:
+                response.read()
+                return response
+            with target.open("wb") as file:
+                for chunk in response.iter_bytes():
+                    file.write(chunk)
+            return response
 
 
 def _opened(body: Path | Stream) -> IO[bytes]:

@@ -175,6 +175,28 @@ class LedgerEntry(Resource):
     payload: dict[str, Any]
 
 
+class LedgerKey(Resource):
+    """A verifier key, ``name+id+base64``, of the history; ``retired`` ones verify old checkpoints only."""
+
+    key: str
+    retired: bool
+
+
+class LedgerKeys(Resource):
+    """All keys that have signed the history, as the service has them: an auditor needs them from elsewhere."""
+
+    origin: str
+    keys: list[LedgerKey]
+
+
+class ConsistencyProof(Resource):
+    """That the tree of ``second`` entries begins with that of ``first``; hashes in hex."""
+
+    first: int
+    second: int
+    proof: list[str]
+
+
 class ApiKey(Resource):
     """A key without its text."""
 
