@@ -168,7 +168,7 @@ def _checkpoint_of(note: object, keys: list[VerifierKey]) -> Checkpoint:
     try:
         return exports.signed_checkpoint(note, keys)
     except Refused as error:
-        raise TamperingFound(None, None, f"Its checkpoint {error}.") from error
+        raise TamperingFound(None, None, f"The checkpoint {error}.") from error
 
 
 def _included(value: object, proof: object, checkpoint: Checkpoint, reader: Reader, place: str) -> EntryRead:

@@ -68,7 +68,7 @@ def look(log: Log, keys: Sequence[VerifierKey], state: Path) -> Sighting:
 
     Raises:
         Alarm: no trusted key signed the checkpoint, it is smaller than the kept one, or does not extend it.
-        CannotWitness: the log's answer or the kept file is no checkpoint.
+        CannotWitness: the log's answer or the kept file is no checkpoint, or the file cannot be read or replaced.
     """
     origin = keys[0].name
     kept = _kept(state)
@@ -117,7 +117,9 @@ def _kept(state: Path) -> str | None:
     except FileNotFoundError:
         return None
     except UnicodeDecodeError as error:
-        raise CannotWitness(f"{state} is not a checkpoint to hold the log to.") from error
+        raise CannotWitness(f"{state} is not a checkpoint to hold the log to: it is not text.") from error
+    except OSError as error:
+        raise CannotWitness(f"{state} cannot be read: {error.strerror}.") from error
 
 
 def _keep(state: Path, note: str) -> None:
@@ -125,6 +127,7 @@ def _keep(state: Path, note: str) -> None:
     try:
         write_durably(unfinished, note, mode=0o644)
         unfinished.replace(state)
-    finally:
+        fsync_folder(state.parent)
+    except OSError as error:
         unfinished.unlink(missing_ok=True)
-    fsync_folder(state.parent)
+        raise CannotWitness(f"{state} cannot be written: {error.strerror}.") from error

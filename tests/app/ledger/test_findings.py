@@ -389,7 +389,7 @@ def test_a_receipt_with_another_number() -> None:
 def test_a_receipt_with_a_changed_checkpoint() -> None:
     for note in (LOG.note(None, signing_key(2)), LOG.note().replace("\n21\n", "\n20\n"), None):
         receipt = LOG.receipt(6) | {"checkpoint": note}
-        assert_named(found_in([receipt]), None, None, "Its checkpoint is not")
+        assert_named(found_in([receipt]), None, None, "The checkpoint is not")
     receipt = LOG.receipt(6) | {"checkpoint": rewritten(2).note()}
     assert_named(found_in([receipt]), 6, 6, "leads to another root")
 
