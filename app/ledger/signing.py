@@ -183,6 +183,7 @@ class KeyDirectory:
                 raise SigningKeyError(f"{keep.name}+{keep.key_id.hex()} is not one of the keys in {self.path}.")
             if not any(n >= number for n in numbers["key"] & numbers["pub"]):
                 raise NoSigningKey(f"The private key of {keep.name}+{keep.key_id.hex()} is not in {self.path}.")
+            self._remove_unfinished()  # one may be a second link to a private key
             for old in sorted(n for n in numbers["key"] if n < number):
                 self._file(old, "key").unlink()
             fsync_folder(self.path)
@@ -205,8 +206,7 @@ class KeyDirectory:
     def _make(self, origin: str | None) -> VerifierKey:
         """A new key, durable. The caller holds the lock."""
         numbers = self._numbers()
-        for left in self.path.glob(".*.new"):
-            left.unlink()
+        self._remove_unfinished()
         newest = max(numbers["key"] | numbers["pub"], default=0)
         if newest in numbers["key"] - numbers["pub"]:
             key = self._private(newest)
@@ -231,6 +231,10 @@ class KeyDirectory:
         path.hardlink_to(unfinished)
         unfinished.unlink()
         fsync_folder(self.path)
+
+    def _remove_unfinished(self) -> None:
+        for left in self.path.glob(".*.new"):
+            left.unlink()
 
     def _numbers(self) -> dict[str, set[int]]:
         found: dict[str, set[int]] = {"key": set(), "pub": set()}
