@@ -9,31 +9,25 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, NoReturn
-from uuid import UUID
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
-from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
-from app.access import keys as access
-from app.access.routes import ApiKeyRequest
-from app.access.rules import Role
+from app.access.commands import keys
 from app.client import ClientError
 from app.datasets.commands import datasets
 from app.demo.plan import Plan
 from app.embedded import EmbeddedServersError
+from app.ledger.archive import ArchiveError
 from app.ledger.commands import ledger
+from app.ledger.signing import SigningKeyError
 from app.migrate import upgrade
 from app.serving import RunningRecord, ServingError, StopSignals, running_service
 from app.serving.children import inherited_environment
-from app.serving.database import operator_sessions, reachable_database
+from app.serving.database import reachable_database
 from app.serving.first_key import FILE as KEY_FILE
-from app.serving.first_key import OPERATOR
-from app.tables import ApiKey
 from app.terminal import CommandError, Data, settings_of
 
 cli = typer.Typer(
@@ -43,7 +37,6 @@ cli = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-keys = typer.Typer(help="API keys, for whoever runs the service.", no_args_is_help=True)
 cli.add_typer(keys, name="keys")
 cli.add_typer(datasets, name="datasets")
 cli.add_typer(ledger, name="ledger")
@@ -123,60 +116,12 @@ def migrate(data: Data = None) -> None:
     typer.echo("The database has the newest schema.")
 
 
-@keys.command("create")
-def create_key(
-    name: Annotated[str, typer.Option(help="What the key is for.")],
-    role: Annotated[Role, typer.Option(help="What it may do.")],
-    model: Annotated[list[str] | None, typer.Option(help="Limit it to this model; may be repeated.")] = None,
-    data: Data = None,
-) -> None:
-    """Make a key and print its text, which cannot be shown again."""
-
-    try:
-        wanted = ApiKeyRequest(name=name, role=role.value, models=model or None)
-    except ValidationError as error:
-        places = "; ".join(f"{e['loc'][0]}: {e['msg']}" for e in error.errors())
-        raise CommandError(f"The key cannot be made: {places}.") from error
-    with operator_sessions(settings_of(data_dir=data)) as sessions, sessions.begin() as session:
-        _, text = access.create_key(session, name=name, role=role, model_ids=wanted.models, actor_ref=OPERATOR)
-    typer.echo(text)
-
-
-@keys.command("list")
-def list_keys(data: Data = None) -> None:
-    """All keys, without their text."""
-
-    with operator_sessions(settings_of(data_dir=data)) as sessions, sessions() as session:
-        rows = list(session.scalars(select(ApiKey).order_by(ApiKey.created_at, ApiKey.id)))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("id", no_wrap=True)
-    for column in ("role", "name", "models", "last used", "revoked"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        models = "all" if row.model_ids is None else ", ".join(row.model_ids)
-        days = ("" if at is None else f"{at:%Y-%m-%d}" for at in (row.last_used_at, row.revoked_at))
-        table.add_row(*(Text(cell) for cell in (str(row.id), row.role, row.name, models, *days)))
-    Console().print(table)
-
-
-@keys.command("revoke")
-def revoke_key(
-    key_id: Annotated[UUID, typer.Argument(help="As `modelmend keys list` shows it.")], data: Data = None
-) -> None:
-    """End a key's life, with the next request."""
-
-    with operator_sessions(settings_of(data_dir=data)) as sessions, sessions.begin() as session:
-        if access.revoke_key(session, key_id, actor_ref=OPERATOR) is None:
-            raise CommandError("There is no such key. `modelmend keys list` shows them all.")
-    typer.echo("The key is revoked.")
-
-
 def main() -> NoReturn:
     """Console entry: one clear sentence and a status other than 0 for what goes wrong."""
 
     try:
         cli()
-    except (CommandError, ClientError, EmbeddedServersError, ServingError) as error:
+    except (CommandError, ClientError, EmbeddedServersError, ServingError, SigningKeyError, ArchiveError) as error:
         _fail(str(error))
     except OperationalError as error:
         reason = str(error.orig).strip().splitlines()
