@@ -114,23 +114,23 @@ def import_dataset(
 ) -> None:
     """Register a data set, all or nothing: a public one as it was downloaded, or a manifest with its images."""
 
+    choices = Choices(
+        splits=splits,
+        mask=mask,
+        targets=_listed(targets),
+        diagnosis=diagnosis,
+        table=table,
+        image_column=image_column,
+        class_column=class_column,
+        concepts=_listed(concepts),
+        subject_column=subject_column,
+        split_column=split_column,
+        thresholds=threshold or None,
+        merged=[_listed(group) or [] for group in merge] if merge else None,
+    )
     if layout is not None:
         if source is None or definition or manifest or images:
             raise CommandError("With --layout, name the directory with --from, and no definition, manifest or images.")
-        choices = Choices(
-            splits=splits,
-            mask=mask,
-            targets=_listed(targets),
-            diagnosis=diagnosis,
-            table=table,
-            image_column=image_column,
-            class_column=class_column,
-            concepts=_listed(concepts),
-            subject_column=subject_column,
-            split_column=split_column,
-            thresholds=threshold or None,
-            merged=[_listed(group) or [] for group in merge] if merge else None,
-        )
         plan = _plan(layout, source, choices)
         if write is not None:
             for file in write_plan(plan, write, dataset_id=dataset_id, title=title):
@@ -143,10 +143,14 @@ def import_dataset(
 
     if definition is None or manifest is None or images is None:
         raise CommandError("Name --layout and --from, or --definition, --manifest and --images.")
+    if source or write or choices != Choices():
+        raise CommandError("--from, --write and the options of layouts and tables need --layout.")
     try:
         wanted = json.loads(existing_file(definition).read_bytes())
     except ValueError as error:
         raise CommandError(f"{definition} is not JSON: {error}.") from error
+    given = {name: text for name, text in (("id", dataset_id), ("title", title)) if text is not None}
+    wanted = {**wanted, **given} if isinstance(wanted, dict) else wanted
     rows_file = existing_file(manifest)
     pictures = _streamed(images, _files_below(images)) if images.is_dir() else existing_file(images)
     _register(wanted, rows_file, pictures, url=url, key=key, data=data)

@@ -38,7 +38,7 @@ class ImportedRow:
     labels: Sequence[int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class VoteBook:
     """Annotations of single images, where the labels of rows are votes of their classes.
 
@@ -66,7 +66,7 @@ class ImportPlan:
     rows: Sequence[ImportedRow]
     root: Path
     notes: tuple[str, ...] = ()
-    votes: VoteBook | None = field(default=None, repr=False)
+    votes: VoteBook | None = field(default=None, compare=False, repr=False)
 
     @property
     def counts(self) -> dict[str, int]:
