@@ -37,7 +37,7 @@ _TABLES = tuple(
 _SPLITS = ("train", "calibration", "test")
 
 # Criterion: values that score no point, values that do.
-_CRITERIA: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
+CRITERIA: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     "pigment_network": (frozenset({"absent", "typical"}), frozenset({"atypical"})),
     "blue_whitish_veil": (frozenset({"absent"}), frozenset({"present"})),
     "vascular_structures": (
@@ -117,7 +117,7 @@ def read_derm7pt(
     unread: set[str] = set()
     for number, case in table(meta_file):
         if number == 0:
-            require_columns(meta_file, case, ("case_num", "diagnosis", "derm", *_CRITERIA))
+            require_columns(meta_file, case, ("case_num", "diagnosis", "derm", *CRITERIA))
             continue
         group = _GROUP_OF.get(case["diagnosis"].lower())
         if group is None:
@@ -133,7 +133,7 @@ def read_derm7pt(
                 diagnosis.of(group),
                 case["derm"],
                 f"derm7pt:{person}",
-                tuple(_label(meta_file, number, name, case[name]) for name in _CRITERIA),
+                tuple(_label(meta_file, number, name, case[name]) for name in CRITERIA),
             )
         )
     if unread:
@@ -147,7 +147,7 @@ def read_derm7pt(
             f"This is not a complete {TITLE}:", [f"{where} {counted(len(unplaced), 'case')}: {some(unplaced)}."]
         )
     require_images(TITLE, folder, (row.image for row in rows), _ARCHIVE)
-    return checked(ImportPlan(TITLE, tuple(_CRITERIA), diagnosis.classes, rows, folder))
+    return checked(ImportPlan(TITLE, tuple(CRITERIA), diagnosis.classes, rows, folder))
 
 
 def _official(meta_file: Path, index_files: list[Path]) -> dict[int, str]:
@@ -169,7 +169,7 @@ def _official(meta_file: Path, index_files: list[Path]) -> dict[int, str]:
 
 
 def _label(path: Path, number: int, criterion: str, value: str) -> int:
-    without, with_ = _CRITERIA[criterion]
+    without, with_ = CRITERIA[criterion]
     if value.lower() in _UNKNOWN:
         return UNKNOWN
     if value.lower() not in without | with_:

@@ -105,7 +105,7 @@ def checked(plan: ImportPlan) -> ImportPlan:
     if not plan.rows:
         findings.append("There is no row.")
     if len(plan.classes) < 2:
-        findings.append(f"There are {len(plan.classes)} classes; a model needs at least two.")
+        findings.append(f"It has {counted(len(plan.classes), 'class')}; a model needs at least two.")
     if not plan.concepts:
         findings.append("There is no concept left.")
     keys = Counter(row.key for row in plan.rows)

@@ -95,5 +95,5 @@ def test_directories_without_classes(tmp_path: Path) -> None:
     with pytest.raises(SourceProblem, match="has no folders with images"):
         read_folder(tmp_path)
     write_images(tmp_path, ["disc/1.png"], "PNG")
-    with pytest.raises(SourceProblem, match="There are 1 classes; a model needs at least two"):
+    with pytest.raises(SourceProblem, match="It has 1 class; a model needs at least two"):
         read_folder(tmp_path)
