@@ -23,3 +23,7 @@ class DecompositionError(CurvatureError):
 
 class FactorFileError(CurvatureError):
     """A factor file is truncated, corrupt, or not a factor file."""
+
+
+class CheckpointError(CurvatureError):
+    """A checkpoint is damaged, or of another fit than the one that goes on from it."""

@@ -2,17 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial, reduce
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from worker.curvature.blocks import GroupedFactor, LayerFactor, NormFactor
+from worker.curvature.distribution import Group
 from worker.curvature.eigen import Eigenbasis
+from worker.curvature.fitting import Road, parts_within
 from worker.curvature.layers import GroupedLayer, JointMatrix, KroneckerLayer, NormPolicy
 from worker.curvature.moments import Moments
 from worker.curvature.outputs import OutputCurvature, bernoulli_variance
-from worker.curvature.passes import Bases, Batches, Fit, OutputFisher, Progress, eigenbases, silent
+from worker.curvature.passes import Bases, Batches, Fit, OutputFisher, Progress, silent
 
 Block = LayerFactor | GroupedFactor | NormFactor
 
@@ -99,13 +103,16 @@ def fit_factors(
     output_curvature: OutputCurvature = bernoulli_variance,
     bn: NormPolicy = "exact",
     progress: Progress | None = None,
+    memory_limit: int | None = None,
+    checkpoint: Path | None = None,
+    process_group: Group | None = None,
 ) -> Factors:
     """Fit the EK-FAC factors of ``model`` (images ``[B, C, H, W]`` to logits ``[B, k]``), in eval mode, on
     the model's device.
 
     Args:
         model: left as it is; only parameters with ``requires_grad`` are covered.
-        batches: called twice, see :data:`Batches`.
+        batches: called twice per part, see :data:`Batches`.
         seed: of the sampled labels.
         num_draws: labels drawn per row, one backward pass each; ignored by the exact Fisher.
         output_fisher: ``sampled`` draws ``c ~ Bernoulli(p)``; ``exact`` takes one backward pass per logit,
@@ -113,13 +120,23 @@ def fit_factors(
         output_curvature: the loss curvature at the logits, only for ``exact``.
         bn: whether BatchNorm's affine parameters get an exact block or are left out.
         progress: called as the fit advances.
+        memory_limit: bytes for sums and bases, beside the model, its activations and the factors that are ready. The
+            layers are fitted in as many parts as that takes, each with two passes over the rows.
+        checkpoint: a folder. A fit that is interrupted goes on from there, to the same bits, if it is called again
+            with the same model, arguments and rows in the same order; a fit that is done deletes it.
+        process_group: fit together with the other processes of the group. Each gives its own rows in ``batches``
+            (disjoint, possibly none) and gets the factors of all rows; the sums differ from those of one process in
+            the order of additions only. Other arguments must be equal.
 
     Raises:
-        UnsupportedLayerError, TrainingModeError: see :func:`worker.curvature.layers.survey`.
+        UnsupportedLayerError, TrainingModeError: see :func:`worker.curvature.layers.survey`; a layer does not run
+            exactly once, or does not explain its parameters' gradients.
+        CheckpointError: the checkpoint is damaged or of another fit.
         NonFiniteError: a layer's moments are not finite.
-        ValueError: no rows, or the two passes saw different numbers of rows.
+        ValueError: no rows, no covered layer, or the passes saw different numbers of rows.
     """
-    fit = Fit(
+    make = partial(
+        Fit,
         model,
         seed=seed,
         num_draws=num_draws,
@@ -127,9 +144,29 @@ def fit_factors(
         output_curvature=output_curvature,
         bn=bn,
     )
-    report = progress or silent
-    bases = fit.cast(eigenbases(fit.covariances(batches, report), report))
-    return assemble(fit, bases, fit.corrected_eigenvalues(batches, bases, report))
+    whole = make()
+    if not whole.coverage.all:
+        raise ValueError("the model has no trainable layers to fit factors of")
+    parts = parts_within(whole.coverage, memory_limit, whole.like.element_size())
+    fits = [whole] if len(parts) == 1 else [make(only=names) for names in parts]
+    road = Road(batches, progress or silent, checkpoint, process_group)
+    roads = [replace(road, part=number) for number in range(len(fits))]
+    result = reduce(_joined, (assemble(fit, *road.fitted(fit)) for fit, road in zip(fits, roads, strict=True)))
+    for fit, road in zip(fits, roads, strict=True):
+        road.forget(fit)
+    return result
+
+
+def _joined(first: Factors, second: Factors) -> Factors:
+    """The factors of two sets of layers of one fit."""
+    if first.record != second.record:
+        raise ValueError("the parts of the fit saw different rows")
+    return replace(
+        first,
+        layers={**first.layers, **second.layers},
+        norms={**first.norms, **second.norms},
+        grouped={**first.grouped, **second.grouped},
+    )
 
 
 def assemble(fit: Fit, bases: Bases, eigenvalues: Moments[Tensor]) -> Factors:

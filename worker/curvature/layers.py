@@ -65,6 +65,15 @@ class KroneckerLayer:
     module: nn.Linear | nn.Conv2d
     parameters: JointMatrix
 
+    @property
+    def groups(self) -> int:
+        return 1
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(d_out, d_in)``, the bias column included."""
+        return self.parameters.shape
+
     def positions(self, output_gradient: Tensor) -> int:
         """|T|: positions at which the weight is used per sample."""
         return output_gradient[0].numel() // self.parameters.shape[0]

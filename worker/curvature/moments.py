@@ -121,6 +121,10 @@ class SecondMoment:
         self.total = state.get("total")
         self.rows = [state["rows"]] if "rows" in state else []
 
+    def clear(self) -> None:
+        """Become the sum over no rows."""
+        self.total, self.rows = None, []
+
     def _add(self, product: Tensor) -> None:
         if self.total is None:
             self.total = product

@@ -265,8 +265,7 @@ class Fit:
     def _patches(self, layer: KroneckerLayer | GroupedLayer, capture: Capture, positions: int) -> Iterator[Tensor]:
         """The layer's patches ``[b, T, ...]``, some samples at a time."""
         x = capture.input_of(layer.name)
-        groups = layer.groups if isinstance(layer, GroupedLayer) else 1
-        for part in as_chunks(x.shape[0], rows_per_chunk(positions * groups * layer.parameters.shape[1])):
+        for part in as_chunks(x.shape[0], rows_per_chunk(positions * layer.groups * layer.shape[1])):
             yield layer.patches(x[part])
 
 

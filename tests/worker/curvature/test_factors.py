@@ -8,6 +8,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from tests.worker.curvature.blocks import assert_same_blocks, dense_block, kfac_block
 from tests.worker.curvature.dense import (
     batches_of,
     bernoulli,
@@ -18,7 +19,6 @@ from tests.worker.curvature.dense import (
     layer_jacobian,
 )
 from worker.curvature import contraction
-from worker.curvature.blocks import LayerFactor
 from worker.curvature.errors import NonFiniteError, TrainingModeError, UnsupportedLayerError
 from worker.curvature.factors import Factors, assemble, fit_factors
 from worker.curvature.moments import merge
@@ -33,18 +33,6 @@ def identity_curvature(logits: Tensor) -> Tensor:
     return torch.ones_like(logits)
 
 
-def ekfac_block(factor: LayerFactor) -> Tensor:
-    """The dense block of a layer, rows of ``[W | b]`` one after the other."""
-    Q = torch.einsum("os,ia->oisa", factor.S.vectors, factor.A.vectors).flatten(2).flatten(0, 1)
-    return Q * factor.corrected.flatten() @ Q.T
-
-
-def kfac_block(factor: LayerFactor) -> Tensor:
-    A = factor.A.vectors * factor.A.values @ factor.A.vectors.T
-    S = factor.S.vectors * factor.S.values @ factor.S.vectors.T
-    return torch.kron(S, A)
-
-
 def sampled_gradients(model: nn.Module, x: Tensor, layer: str, draws: int) -> Tensor:
     """Per row and draw the gradient in ``[W | b]``, ``[n · draws, d_out, d_in]``, under the labels the fit draws."""
     logits, rows = model(x).detach(), torch.arange(len(x))
@@ -54,14 +42,8 @@ def sampled_gradients(model: nn.Module, x: Tensor, layer: str, draws: int) -> Te
 
 
 def assert_same(first: Factors, second: Factors) -> None:
-    """Equal curvature. Eigenvectors of tied eigenvalues may differ, so the blocks are compared."""
     assert first.record == second.record
-    for name, layer in first.layers.items():
-        torch.testing.assert_close(ekfac_block(layer), ekfac_block(second.layers[name]))
-    for name, norm in first.norms.items():
-        other = second.norms[name].block
-        dense = norm.block.vectors * norm.block.values @ norm.block.vectors.T
-        torch.testing.assert_close(dense, other.vectors * other.values @ other.vectors.T)
+    assert_same_blocks(first, second)
 
 
 def position_by_position(model: nn.Sequential, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,7 +112,7 @@ def test_ekfac_is_no_farther_from_the_fisher_of_the_same_draws_than_kfac(layer: 
     factor = fit_factors(model, batches_of(x), seed=SEED, num_draws=2).layers[layer]
     gradients = sampled_gradients(model, x, layer, draws=2).flatten(1)
     fisher = gradients.T @ gradients / len(gradients)
-    ekfac_error = float((ekfac_block(factor) - fisher).norm())
+    ekfac_error = float((dense_block(factor) - fisher).norm())
     kfac_error = float((kfac_block(factor) - fisher).norm())
     assert ekfac_error <= kfac_error
     if rows == 60:
@@ -144,7 +126,7 @@ def test_ekfac_is_the_gauss_newton_block_of_deep_linear_nets_under_squared_error
     factors = fit_factors(model, batches_of(x), seed=SEED, output_fisher="exact", output_curvature=identity_curvature)
     for name, factor in factors.layers.items():
         block = gauss_newton(layer_jacobian(model, x, name), torch.ones(30, 3))
-        torch.testing.assert_close(ekfac_block(factor), block)
+        torch.testing.assert_close(dense_block(factor), block)
 
 
 def test_ekfac_is_the_gauss_newton_block_of_linear_layers_on_one_datum() -> None:
@@ -153,7 +135,7 @@ def test_ekfac_is_the_gauss_newton_block_of_linear_layers_on_one_datum() -> None
     factors = fit_factors(model, batches_of(x), seed=SEED, output_fisher="exact")
     for name, factor in factors.layers.items():
         block = gauss_newton(layer_jacobian(model, x, name), bernoulli(model, x))
-        torch.testing.assert_close(ekfac_block(factor), block)
+        torch.testing.assert_close(dense_block(factor), block)
 
 
 def test_trace_of_every_block_is_that_of_the_masked_gauss_newton() -> None:
@@ -185,7 +167,7 @@ def test_sampled_fisher_approaches_the_exact_one() -> None:
     exact = fit_factors(model, batches_of(x), seed=SEED, output_fisher="exact").layers["0"]
     sampled = fit_factors(model, batches_of(x), seed=SEED, num_draws=500).layers["0"]
     # 2000 draws of bounded variables: five standard errors are about 5/√2000 = 11% of the scale.
-    assert float((ekfac_block(sampled) - ekfac_block(exact)).norm()) < 0.11 * float(ekfac_block(exact).norm())
+    assert float((dense_block(sampled) - dense_block(exact)).norm()) < 0.11 * float(dense_block(exact).norm())
 
 
 @pytest.mark.parametrize("size", [1, 4, 7])

@@ -8,6 +8,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from tests.worker.curvature.blocks import assert_same_blocks, dense_block, kfac_block
 from tests.worker.curvature.dense import (
     assemble,
     batches_of,
@@ -18,10 +19,9 @@ from tests.worker.curvature.dense import (
     random_vector,
 )
 from worker.curvature import contraction
-from worker.curvature.blocks import GroupedFactor
 from worker.curvature.ekfac import EKFAC
-from worker.curvature.factors import Factors, fit_factors
 from worker.curvature.factors import assemble as assemble_factors
+from worker.curvature.factors import fit_factors
 from worker.curvature.layers import survey
 from worker.curvature.moments import merge
 from worker.curvature.outputs import sampled_residual
@@ -55,12 +55,6 @@ def built(make: Callable[[], nn.Conv2d]) -> tuple[nn.Module, Tensor]:
     model, x = net(make), torch.randn(30, 1, 6, 6)
     model(x)
     return model, x
-
-
-def dense_blocks(factor: GroupedFactor) -> Tensor:
-    """``[G, d_out · d_in, d_out · d_in]``."""
-    Q = torch.einsum("gos,gia->goisa", factor.S.vectors, factor.A.vectors).flatten(3).flatten(1, 2)
-    return Q * factor.corrected.flatten(1)[:, None] @ Q.mT
 
 
 def group_gradients(gradients: Tensor, groups: int) -> Tensor:
@@ -102,13 +96,9 @@ def test_groups_are_no_farther_from_the_fisher_than_without_the_correction(make:
     factor = fit_factors(model, batches_of(x), seed=SEED).grouped["3"]
     gradients = group_gradients(sampled_gradients(model, x, 1), len(factor.corrected))
     fisher = torch.einsum("ngp,ngq->gpq", gradients, gradients) / len(gradients)
-    kfac = dense_blocks(
-        GroupedFactor(
-            "3", factor.parameters, factor.A, factor.S, factor.S.values[:, :, None] * factor.A.values[:, None, :]
-        )
-    )
+    kfac = kfac_block(factor)
     # Equal where the block is exact already, up to the rounding of the products on either side.
-    assert float((dense_blocks(factor) - fisher).norm()) <= float((kfac - fisher).norm()) + 1e-12
+    assert float((dense_block(factor) - fisher).norm()) <= float((kfac - fisher).norm()) + 1e-12
 
 
 @pytest.mark.parametrize("name", DEPTHWISE)
@@ -117,7 +107,7 @@ def test_depthwise_blocks_are_the_gauss_newton_blocks_of_their_channels(name: st
     mask = torch.rand(30, 3) > 0.3
     factor = fit_factors(model, batches_of(x, mask, size=7), seed=SEED, output_fisher="exact").grouped["3"]
     J, weights = layer_jacobian(model, x, "3"), bernoulli(model, x, mask)
-    for channel, block in enumerate(dense_blocks(factor)):
+    for channel, block in enumerate(dense_block(factor)):
         torch.testing.assert_close(block, gauss_newton(J[:, :, channel], weights))
 
 
@@ -148,15 +138,10 @@ def test_solve_is_the_dense_inverse_and_knows_nothing_between_groups(make: Calla
         places = torch.cat([kernel, torch.arange(weights, weights + d_out)[:, None]], dim=1)
     joint = matrix[places.flatten()][:, places.flatten()]
     expected = 0.05 * torch.eye(len(joint))
-    for group, block in enumerate(dense_blocks(factor)):
+    for group, block in enumerate(dense_block(factor)):
         own = slice(group * len(block), (group + 1) * len(block))
         expected[own, own] += block
     torch.testing.assert_close(joint, expected)
-
-
-def assert_same(first: Factors, second: Factors) -> None:
-    assert first.record == second.record
-    torch.testing.assert_close(dense_blocks(first.grouped["3"]), dense_blocks(second.grouped["3"]))
 
 
 @every_kind
@@ -169,9 +154,11 @@ def test_batches_partitions_and_chunks_do_not_matter(
     fit = Fit(model, seed=SEED)
     parts = [batches_of(x[part], rows=rows[part], size=5) for part in (slice(0, 11), slice(11, 30))]
     bases = eigenbases(merge([fit.covariances(part) for part in parts]))
-    assert_same(assemble_factors(fit, bases, merge([fit.corrected_eigenvalues(part, bases) for part in parts])), whole)
+    assert_same_blocks(
+        assemble_factors(fit, bases, merge([fit.corrected_eigenvalues(part, bases) for part in parts])), whole
+    )
     monkeypatch.setattr(contraction, "CHUNK_ELEMENTS", 300)
-    assert_same(fit_factors(model, batches_of(x), seed=SEED), whole)
+    assert_same_blocks(fit_factors(model, batches_of(x), seed=SEED), whole)
 
 
 def test_a_dead_group_has_no_curvature() -> None:
