@@ -13,7 +13,7 @@ from worker.curvature.blocks import GroupedFactor, LayerFactor, NormFactor
 from worker.curvature.distribution import Group
 from worker.curvature.eigen import Eigenbasis
 from worker.curvature.fitting import Road, parts_within
-from worker.curvature.layers import GroupedLayer, JointMatrix, KroneckerLayer, NormPolicy
+from worker.curvature.layers import JointMatrix, NormPolicy
 from worker.curvature.moments import Moments
 from worker.curvature.outputs import OutputCurvature, bernoulli_variance
 from worker.curvature.passes import Bases, Batches, Fit, OutputFisher, Progress, silent
@@ -179,16 +179,21 @@ def assemble(fit: Fit, bases: Bases, eigenvalues: Moments[Tensor]) -> Factors:
         raise ValueError(f"the passes saw {bases.count} and {eigenvalues.count} rows; both must see the same")
     bases = fit.cast(bases)
     corrected = {name: total / eigenvalues.count for name, total in eigenvalues.sums.items()}
-    layers = {layer.name: LayerFactor(*_fitted(layer, bases, corrected)) for layer in fit.coverage.layers}
-    grouped = {layer.name: GroupedFactor(*_fitted(layer, bases, corrected)) for layer in fit.coverage.grouped}
+    layers = {}
+    for layer in fit.coverage.layers:
+        A = bases.A[layer.name]
+        in_order = Eigenbasis(A.vectors[layer.columns.to(A.vectors.device)], A.values)
+        layers[layer.name] = LayerFactor(
+            layer.name, layer.parameters, in_order, bases.S[layer.name], corrected[layer.name]
+        )
+    grouped = {
+        layer.name: GroupedFactor(
+            layer.name, layer.parameters, bases.A[layer.name], bases.S[layer.name], corrected[layer.name]
+        )
+        for layer in fit.coverage.grouped
+    }
     norms = {
         norm.name: NormFactor(norm.name, norm.weight, norm.bias, bases.blocks[norm.name]) for norm in fit.coverage.norms
     }
     record = FitRecord(fit.seed, fit.num_draws, fit.output_fisher, fit.bn, bases.count, fit.coverage.uncovered)
     return Factors(layers, norms, record, grouped)
-
-
-def _fitted(
-    layer: KroneckerLayer | GroupedLayer, bases: Bases, corrected: Mapping[str, Tensor]
-) -> tuple[str, JointMatrix, Eigenbasis, Eigenbasis, Tensor]:
-    return layer.name, layer.parameters, bases.A[layer.name], bases.S[layer.name], corrected[layer.name]

@@ -78,10 +78,24 @@ class KroneckerLayer:
         """|T|: positions at which the weight is used per sample."""
         return output_gradient[0].numel() // self.parameters.shape[0]
 
+    @property
+    def columns(self) -> Tensor:
+        """For each column of the joint matrix the column of :meth:`patches` it multiplies, ``[d_in]``.
+
+        A convolution's patches have the channels last, which is 2 to 5 times faster to gather (measured on a CPU).
+        """
+        d_in = self.parameters.shape[1]
+        order = torch.arange(d_in)
+        if isinstance(self.module, nn.Conv2d):
+            channels, *kernel = self.parameters.weight_shape[1:]
+            weights = channels * kernel[0] * kernel[1]
+            order[:weights] = order[:weights].view(*kernel, channels).permute(2, 0, 1).reshape(-1)
+        return order
+
     def patches(self, x: Tensor) -> Tensor:
-        """Layer inputs ``[B, |T|, d_in]``; a 1 is appended where there is a bias."""
+        """Layer inputs ``[B, |T|, d_in]``, see :attr:`columns`; a 1 is appended where there is a bias."""
         module = self.module
-        rows = _unfold(x, module) if isinstance(module, nn.Conv2d) else x.reshape(x.shape[0], -1, x.shape[-1])
+        rows = _gather(x, module) if isinstance(module, nn.Conv2d) else x.reshape(x.shape[0], -1, x.shape[-1])
         return rows.contiguous() if self.parameters.bias is None else _with_ones(rows)
 
     def gradient_rows(self, output_gradient: Tensor) -> Tensor:
@@ -285,6 +299,23 @@ def _unsupported(module: nn.Module) -> str | None:
     if not all(parameter.requires_grad for parameter in own.values()):
         return "its weight and bias must be trainable or frozen together"
     return None
+
+
+def _gather(x: Tensor, convolution: nn.Conv2d) -> Tensor:
+    """The patches a convolution sees, ``[B, |T|, kernel · C]``, channels last within a patch."""
+    padded = _pad(x, convolution).permute(0, 2, 3, 1).contiguous()
+    (_, height, width, channels), strides = padded.shape, padded.stride()
+    kernel, step, dilation = (
+        cast(tuple[int, int], size) for size in (convolution.kernel_size, convolution.stride, convolution.dilation)
+    )
+    positions = [
+        (size - dilation[axis] * (kernel[axis] - 1) - 1) // step[axis] + 1 for axis, size in enumerate((height, width))
+    ]
+    view = padded.as_strided(
+        (len(x), *positions, *kernel, channels),
+        (strides[0], *(strides[1 + i] * step[i] for i in (0, 1)), *(strides[1 + i] * dilation[i] for i in (0, 1)), 1),
+    )
+    return view.reshape(len(x), positions[0] * positions[1], -1)
 
 
 def _unfold(x: Tensor, convolution: nn.Conv2d) -> Tensor:

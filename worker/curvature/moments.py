@@ -18,6 +18,10 @@ class Summable(Protocol):
 
 T = TypeVar("T", bound=Summable)
 
+GRAM_SHARE = 0.8
+"""With more rows than this share of the width, the Gram matrix's eigenvectors, turned into those of the moment and made
+orthogonal again, take longer than the moment's own (measured: 3.5 s against 2.9 s for 2048 rows of width 2304)."""
+
 
 @dataclass(frozen=True, eq=False)
 class Moments(Generic[T]):
@@ -100,7 +104,7 @@ class SecondMoment:
         """Eigenbasis of the mean ``matrix() / count``; ``name`` is for error messages."""
         if self.groups is not None:
             return decompose_each(self.matrix() / count, name)
-        if self.total is None and self.rows:
+        if self.total is None and 0 < self.held <= GRAM_SHARE * self.width:
             return decompose_gram(torch.cat(self.rows) / count**0.5, name)
         return decompose(self.matrix() / count, name)
 

@@ -52,8 +52,8 @@ def silent(phase: str, done: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Bases:
-    """Eigenbases by layer: ``A`` and ``S`` of Kronecker and grouped layers, ``blocks`` of BatchNorms, fitted on
-    ``count`` rows."""
+    """Eigenbases by layer: ``A`` (rows in the order of the layer's patches) and ``S`` of Kronecker and grouped layers,
+    ``blocks`` of BatchNorms, fitted on ``count`` rows."""
 
     count: int
     A: Mapping[str, Eigenbasis]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from worker.curvature.capture import Capture
 from worker.curvature.errors import UnsupportedLayerError
-from worker.curvature.layers import Coverage, NormLayer
+from worker.curvature.layers import Coverage, GroupedLayer, NormLayer
 from worker.curvature.vectors import ParameterVector
 
 ROWS = 4
@@ -48,10 +48,10 @@ def require_explained_gradients(
             bound = s.norm() * (x_of_layer.norm() + s.numel() ** 0.5)
         else:
             a, rows = layer.patches(x_of_layer), layer.gradient_rows(s)
-            if a.dim() == 4:
+            if isinstance(layer, GroupedLayer):
                 matrix = torch.einsum("btgo,btgi->goi", rows, a).flatten(0, 1)
             else:
-                matrix = rows.flatten(0, 1).mT @ a.flatten(0, 1)
+                matrix = (rows.flatten(0, 1).mT @ a.flatten(0, 1))[:, layer.columns.to(a.device)]
             explained = layer.parameters.split(matrix)
             bound = rows.norm() * a.norm()
         error = sum((expected[name] - value).square().sum() for name, value in explained.items()) ** 0.5

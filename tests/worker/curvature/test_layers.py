@@ -12,6 +12,7 @@ from worker.curvature.layers import covered_parameters, survey
 
 CONVOLUTIONS: dict[str, Callable[[], nn.Conv2d]] = {
     "plain": lambda: nn.Conv2d(2, 3, 3),
+    "pointwise, stride": lambda: nn.Conv2d(2, 3, 1, stride=2),
     "no bias": lambda: nn.Conv2d(2, 3, 3, bias=False),
     "stride": lambda: nn.Conv2d(2, 3, 3, stride=(2, 3)),
     "padding": lambda: nn.Conv2d(2, 3, 3, padding=(2, 1)),
@@ -25,16 +26,19 @@ CONVOLUTIONS: dict[str, Callable[[], nn.Conv2d]] = {
 }
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel:UserWarning")  # slow, not wrong
 @pytest.mark.parametrize("make", CONVOLUTIONS.values(), ids=CONVOLUTIONS.keys())
-def test_patches_times_joint_matrix_is_the_convolution(make: Callable[[], nn.Conv2d]) -> None:
+def test_patches_times_joint_matrix_is_the_convolution(
+    make: Callable[[], nn.Conv2d], memory_format: torch.memory_format
+) -> None:
     model = nn.Sequential(make())
-    x = torch.randn(4, 2, 7, 8)
+    x = torch.randn(4, 2, 7, 8).to(memory_format=memory_format)
     (layer,) = survey(model).layers
     joint = layer.parameters.join(dict(model.named_parameters()))
     output = model(x)
     assert layer.positions(output) == output.shape[2] * output.shape[3]
-    torch.testing.assert_close(layer.patches(x) @ joint.T, layer.gradient_rows(output))
+    torch.testing.assert_close(layer.patches(x)[..., layer.columns] @ joint.T, layer.gradient_rows(output))
 
 
 def test_patches_of_a_linear_layer_keep_inner_axes_as_positions() -> None:
