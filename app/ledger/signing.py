@@ -164,8 +164,15 @@ class KeyDirectory:
 
         Raises:
             NoSigningKey: the log has no key and so no name yet.
+            SigningKeyError: the older private keys are another user's, who could not read this one.
         """
         with self._changing():
+            for number in self._numbers()["key"]:
+                if (owner := self._file(number, "key").stat().st_uid) != os.geteuid():
+                    raise SigningKeyError(
+                        f"{self._file(number, 'key')} belongs to the user with id {owner}, who could not read a key "
+                        "made by this one. Run this as that user."
+                    )
             return self._make(self.origin)
 
     def retire(self, keep: VerifierKey) -> None:

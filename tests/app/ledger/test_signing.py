@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import stat
 import threading
 from collections.abc import Callable
@@ -236,6 +237,16 @@ def test_a_log_that_lost_its_private_keys_says_so_and_can_go_on(directory: KeyDi
     new = directory.add_key()
     assert [key.verifier for key in directory.signing_keys()] == [new]
     assert directory.origin == ORIGIN
+
+
+def test_a_key_that_the_service_could_not_read_is_not_made(
+    directory: KeyDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(SigningKeyError, match=f"belongs to the user with id {owner}"):
+        directory.add_key()
+    assert names(directory) == ["0001.key", "0001.pub"]
 
 
 def test_a_missing_folder(tmp_path: Path) -> None:
