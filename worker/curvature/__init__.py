@@ -7,6 +7,7 @@ it in the same units.
 
 from worker.curvature.ekfac import EKFAC
 from worker.curvature.errors import (
+    CheckpointError,
     CurvatureError,
     DecompositionError,
     FactorFileError,
@@ -20,6 +21,7 @@ from worker.curvature.layers import covered_parameters
 from worker.curvature.linearization import Linearization
 from worker.curvature.moments import merge
 from worker.curvature.passes import Batch, Batches, Fit, eigenbases
+from worker.curvature.precision import Measurement, Precision, arithmetic, fastest_within, measure
 from worker.curvature.solve import Solution, Stop, conjugate_gradients
 from worker.curvature.storage import load_factors, save_factors
 from worker.curvature.surgery import add_outputs, drop_outputs
@@ -30,6 +32,7 @@ __all__ = [
     "GGN",
     "Batch",
     "Batches",
+    "CheckpointError",
     "CurvatureError",
     "DecompositionError",
     "FactorFileError",
@@ -37,21 +40,26 @@ __all__ = [
     "Fit",
     "FitRecord",
     "Linearization",
+    "Measurement",
     "NonFiniteError",
     "ParameterMapping",
     "ParameterVector",
+    "Precision",
     "Solution",
     "Stop",
     "TrainingModeError",
     "UnsupportedLayerError",
     "add_outputs",
+    "arithmetic",
     "assemble",
     "conjugate_gradients",
     "covered_parameters",
     "drop_outputs",
     "eigenbases",
+    "fastest_within",
     "fit_factors",
     "load_factors",
+    "measure",
     "merge",
     "save_factors",
 ]

@@ -17,6 +17,7 @@ from worker.curvature.layers import JointMatrix, NormPolicy
 from worker.curvature.moments import Moments
 from worker.curvature.outputs import OutputCurvature, bernoulli_variance
 from worker.curvature.passes import Bases, Batches, Fit, OutputFisher, Progress, silent
+from worker.curvature.precision import Precision, arithmetic
 
 Block = LayerFactor | GroupedFactor | NormFactor
 
@@ -32,6 +33,7 @@ class FitRecord:
     bn: NormPolicy
     rows: int
     uncovered: tuple[str, ...]
+    precision: Precision | None = None
     adaptations: tuple[str, ...] = ()
 
 
@@ -106,6 +108,7 @@ def fit_factors(
     memory_limit: int | None = None,
     checkpoint: Path | None = None,
     process_group: Group | None = None,
+    precision: Precision | None = None,
 ) -> Factors:
     """Fit the EK-FAC factors of ``model`` (images ``[B, C, H, W]`` to logits ``[B, k]``), in eval mode, on
     the model's device.
@@ -127,6 +130,7 @@ def fit_factors(
         process_group: fit together with the other processes of the group. Each gives its own rows in ``batches``
             (disjoint, possibly none) and gets the factors of all rows; the sums differ from those of one process in
             the order of additions only. Other arguments must be equal.
+        precision: of the passes' arithmetic, as torch is set if None; see :mod:`worker.curvature.precision`.
 
     Raises:
         UnsupportedLayerError, TrainingModeError: see :func:`worker.curvature.layers.survey`; a layer does not run
@@ -149,12 +153,13 @@ def fit_factors(
         raise ValueError("the model has no trainable layers to fit factors of")
     parts = parts_within(whole.coverage, memory_limit, whole.like.element_size())
     fits = [whole] if len(parts) == 1 else [make(only=names) for names in parts]
-    road = Road(batches, progress or silent, checkpoint, process_group)
+    road = Road(batches, progress or silent, checkpoint, process_group, precision)
     roads = [replace(road, part=number) for number in range(len(fits))]
-    result = reduce(_joined, (assemble(fit, *road.fitted(fit)) for fit, road in zip(fits, roads, strict=True)))
+    with arithmetic(precision):
+        result = reduce(_joined, (assemble(fit, *road.fitted(fit)) for fit, road in zip(fits, roads, strict=True)))
     for fit, road in zip(fits, roads, strict=True):
         road.forget(fit)
-    return result
+    return replace(result, record=replace(result.record, precision=precision))
 
 
 def _joined(first: Factors, second: Factors) -> Factors:

@@ -20,6 +20,7 @@ from worker.curvature.eigen import Eigenbasis
 from worker.curvature.layers import Coverage, NormLayer
 from worker.curvature.moments import Moments, SecondMoment
 from worker.curvature.passes import Bases, Batches, Fit, Progress, bases_of
+from worker.curvature.precision import Precision
 
 CHECKPOINT_SECONDS = 60.0
 
@@ -32,6 +33,7 @@ class Road:
     progress: Progress
     checkpoint: Path | None = None
     group: Group | None = None
+    precision: Precision | None = None
     part: int = 0
 
     def fitted(self, fit: Fit) -> tuple[Bases, Moments[Tensor]]:
@@ -116,6 +118,7 @@ class Road:
             "num_draws": fit.num_draws,
             "output_fisher": fit.output_fisher,
             "bn": fit.bn,
+            "precision": self.precision,
             "part": self.part,
             "layers": [layer.name for layer in fit.coverage.all],
             "process": [rank, size],

@@ -119,6 +119,7 @@ def _assemble(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> Factors:
         bn=manifest["bn"],
         rows=manifest["rows"],
         uncovered=tuple(manifest["uncovered"]),
+        precision=manifest.get("precision"),
         adaptations=tuple(manifest["adaptations"]),
     )
     return Factors(layers, norms, record, grouped)

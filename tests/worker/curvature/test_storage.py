@@ -104,6 +104,17 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         load_factors(tmp_path / "missing")
 
 
+def test_files_of_the_first_format_are_read(factors: Factors, tmp_path: Path) -> None:
+    save_factors(factors, tmp_path / "new")
+    with safetensors.safe_open(tmp_path / "new", framework="pt") as file:
+        header = json.loads(file.metadata()["modelmend.factors"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    header["format"] = 1
+    del header["manifest"]["grouped"], header["manifest"]["precision"]
+    save_file(tensors, tmp_path / "old", metadata={"modelmend.factors": json.dumps(header)})
+    assert load_factors(tmp_path / "old").manifest() == factors.manifest()
+
+
 def test_files_that_lack_tensors_are_refused(factors: Factors, tmp_path: Path) -> None:
     path = tmp_path / "factors"
     nothing = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # SHA-256 of no bytes
