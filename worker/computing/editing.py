@@ -11,14 +11,13 @@ from typing import Any
 import torch
 
 from app.datasets.snapshots import InvalidChanges, Snapshot, SnapshotChanges
-from worker.cbm.concept_predictor import HEAD, ConceptPredictor
+from worker.cbm.concept_predictor import ConceptPredictor
 from worker.cbm.label_predictor import LabelPredictor
 from worker.cbm.training import concept_losses, predict_logits
 from worker.computing.factors import fit_on
 from worker.computing.training import train_both
 from worker.computing.workbench import Workbench, metrics
 from worker.curvature.factors import Factors
-from worker.curvature.surgery import drop_outputs
 from worker.data.tensors import LabelledImages
 from worker.editing.edited_data import UNKNOWN, EditedData
 from worker.editing.engine import EditInput, held_out_metrics
@@ -65,11 +64,12 @@ def edit(bench: Workbench) -> Result:
             progress=bench.progress,
         )
         edited, edited_label, engine_report = outcome.model, outcome.label_predictor, outcome.report
+        inherited: Factors | None = outcome.factors
     except EditRefused as refusal:
         if task.options.get("on_failure", "fail") != "retrain":
             raise TaskFailure(refusal.code, refusal.detail) from refusal
         edited, edited_label, engine_report = _retrained(bench, frame, given, refusal)
-        method = "retrain"
+        method, inherited = "retrain", None  # a model trained anew has nothing of its parent's curvature
     bench.progress("evaluating", 0, 1)
     evaluated = time.perf_counter()
     after_metrics = metrics(edited, edited_label, frame.test_after, frame.concepts_after)
@@ -89,8 +89,6 @@ def edit(bench: Workbench) -> Result:
         "libraries": {"torch": torch.__version__, "python": platform.python_version(), "modelmend": code_version()},
     }
     bench.progress("publishing", 0, 1)
-    # A model trained anew has nothing of its parent's curvature.
-    inherited = None if method == "retrain" else _child_factors(factors, changes)
     result = Result(
         concepts=frame.concepts_after,
         publishes=True,
@@ -220,10 +218,6 @@ def _factors_version(task: Task, fitted_here: bool) -> int | None:
     return task.base.number if fitted_here else task.base.factors_version
 
 
-def _child_factors(factors: Factors, changes: SnapshotChanges) -> Factors:
-    return drop_outputs(factors, HEAD, sorted(set(changes.dropped))) if changes.dropped else factors
-
-
 def _retrained(
     bench: Workbench, frame: Frame, given: EditInput, refusal: EditRefused
 ) -> tuple[ConceptPredictor, LabelPredictor, dict[str, Any]]:
@@ -238,8 +232,8 @@ def _retrained(
         {
             "refused": {"code": refusal.code, "detail": refusal.detail},
             "calibration": {
-                "before": held_out_metrics(given.model, given.label_predictor, given),
-                "after": held_out_metrics(model, label_predictor, given),
+                "before": held_out_metrics(given.model, given.label_predictor, given, edited=False),
+                "after": held_out_metrics(model, label_predictor, given, edited=True),
             },
             "training": history,
             "seeds": {"training": bench.task.seed},

@@ -1,7 +1,8 @@
 """The training rows before and after an edit, in one frame: which rows left, came, or changed their labels.
 
-Both sides keep the base version's concept columns. A dropped concept is unknown (−1) after the edit, so masks in
-loss, residual and curvature do all that dropping means, until the head's rows are deleted at the end.
+Both sides have the base version's concept columns and then the new ones. A dropped concept is unknown (−1) after the
+edit, and a new one before it, so masks in loss, residual and curvature do all that dropping and adding mean; the head
+gains rows at the start and loses rows at the end.
 """
 
 from __future__ import annotations
@@ -23,13 +24,17 @@ class EditedData:
     before: the training rows the base version was trained on.
     after: the training rows of the edited data set.
     dropped: concept columns that the edit drops.
+    new: concept columns that the edit adds, the last ones.
     """
 
     before: LabelledImages
     after: LabelledImages
     dropped: tuple[int, ...] = ()
+    new: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.new and bool((self.before.concepts[:, list(self.new)] != UNKNOWN).any()):
+            raise ValueError("new concepts must be unknown before the edit")
         if self.dropped and bool((self.after.concepts[:, list(self.dropped)] != UNKNOWN).any()):
             raise ValueError("dropped concepts must be unknown after the edit")
 
@@ -53,15 +58,15 @@ class EditedData:
 
     @cached_property
     def fixed(self) -> Tensor:
-        """Positions in ``after`` of rows of which a label other than a dropped concept's changed."""
+        """Positions in ``after`` of rows of which a label other than a dropped or new concept's changed."""
         before, after = self._shared
-        kept = [j for j in range(self.before.concepts.shape[1]) if j not in set(self.dropped)]
+        kept = [j for j in range(self.before.concepts.shape[1]) if j not in {*self.dropped, *self.new}]
         changed = (self.before.concepts[before][:, kept] != self.after.concepts[after][:, kept]).any(dim=1)
         return after[changed]
 
     @cached_property
     def untouched(self) -> Tensor:
-        """Positions in ``after`` of rows that the edit leaves as they are, dropped concepts aside."""
+        """Positions in ``after`` of rows that the edit leaves as they are, dropped and new concepts aside."""
         touched = torch.cat([self.fixed, self.added])
         return _others(len(self.after), touched)
 
@@ -73,12 +78,26 @@ class EditedData:
         return lookup[after_positions]
 
     def lessons(self) -> EditedData:
-        """What is to be learned and nothing else: rows that leave are still there, dropped concepts are gone before.
+        """What is to be learned from rows and nothing else: rows that leave are still there, dropped concepts are gone
+        before, new ones there.
 
-        Were they still known before, the whole of their gradient would be in the edit's, and drown the lessons.
+        Otherwise the whole of these concepts' gradient would be in the edit's, and drown the lessons.
         """
+        before = self.extended(self.masked(self.before))
+        return replace(self, before=before, after=self.after.joined(before.take(self.removed)), new=())
+
+    def extension(self) -> EditedData:
+        """What is to be learned from new concepts and nothing else: rows and other labels are as before."""
         before = self.masked(self.before)
-        return replace(self, before=before, after=self.after.joined(before.take(self.removed)))
+        return replace(self, before=before, after=self.extended(before))
+
+    def extended(self, rows: LabelledImages) -> LabelledImages:
+        """Rows before, in their order, with the labels of new concepts; unknown in rows that leave."""
+        concepts = rows.concepts.clone()
+        before, after = self._shared
+        for j in self.new:
+            concepts[before, j] = self.after.concepts[after, j]
+        return replace(rows, concepts=concepts)
 
     def masked(self, rows: LabelledImages) -> LabelledImages:
         """Rows with the dropped concepts made unknown."""

@@ -13,17 +13,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from worker.cbm.concept_predictor import ConceptPredictor, with_head_rows
+from worker.cbm.concept_predictor import HEAD, ConceptPredictor, with_head_rows
 from worker.cbm.label_predictor import LabelPredictor, closed_form_edit, fit_label_predictor
 from worker.cbm.metrics import concept_metrics, label_metrics
 from worker.cbm.training import predict_logits
 from worker.curvature import vectors
 from worker.curvature.factors import Factors
+from worker.curvature.surgery import drop_outputs
 from worker.data.tensors import LabelledImages
 from worker.editing.edited_data import EditedData
 from worker.editing.gradients import after_gradient, edit_gradient
+from worker.editing.growth import grown, grown_factors, grown_label_predictor
 from worker.editing.guard import EditRefused, require_classes, require_gain, require_utility
-from worker.editing.phases import Bench, Progress, Settings, Step, drop, forget, learn, warm_pass
+from worker.editing.phases import Bench, Progress, Settings, Step, drop, extend, forget, learn, warm_pass
 from worker.editing.step import Line, inverse_factors, recompute_statistics
 
 REPAIR_THRESHOLD = 1.02
@@ -36,9 +38,9 @@ class EditInput:
     model: the base version's concept predictor; not modified.
     label_predictor: the base version's.
     factors: EK-FAC factors that cover every trainable parameter of ``model``.
-    data: training rows before and after, in the base version's columns.
-    calibration: held-out rows of the edited data set, in the base version's columns, dropped concepts unknown.
-    concepts: names of the base version's columns.
+    data: training rows before and after, in the frame's columns: the base version's, then those of new concepts.
+    calibration: held-out rows of the edited data set, in the frame's columns, dropped concepts unknown.
+    concepts: names of the frame's columns.
     classes: names of the classes.
     training: the model's training settings.
     """
@@ -55,10 +57,14 @@ class EditInput:
 
 @dataclass(frozen=True)
 class EditOutcome:
-    """The edited model, its head without the dropped concepts' rows, and the numbers of the edit."""
+    """The edited model, its head without the dropped concepts' rows, and the numbers of the edit.
+
+    ``factors`` fit the edited model's head: what a child version inherits.
+    """
 
     model: ConceptPredictor
     label_predictor: LabelPredictor
+    factors: Factors
     report: dict[str, Any]
 
 
@@ -93,33 +99,25 @@ def edit(
     """
     require_classes(given.data.before.classes, given.data.after.classes, given.classes)
     timings = Timings()
-    model = copy.deepcopy(given.model)
+    model, factors = copy.deepcopy(given.model), given.factors
     weight_decay = given.training["weight_decay"]
-    bench = Bench(model, given.factors, given.calibration, given.training, settings, progress)
-    before = held_out_metrics(given.model, given.label_predictor, given)
+    if given.data.new:
+        with timings.stage("extend"):
+            model = grown(model, given.data.new, given.data.after, given.calibration)
+            factors = grown_factors(factors, given.data.new)
+    bench = Bench(model, factors, given.calibration, given.training, settings, progress)
+    before = held_out_metrics(given.model, given.label_predictor, given, edited=False)
+    start = copy.deepcopy(model)
     origin = vectors.from_parameters(model)
     sample = bench.sample(given.data.untouched)
     gradient_before = vectors.norm(after_gradient(model, given.data, sample, weight_decay))
     if len(given.data.removed):
         recompute_statistics(model, given.data.after.images)
-    start_loss = bench.loss(given.calibration)
-    repair_steps = 0
     if method == "closed_form":
         with timings.stage("solving"):
-            steps = [_closed_form_step(bench, given.data)]
+            steps, repair_steps = [_closed_form_step(bench, given.data)], 0
     else:
-        with timings.stage("drop"):
-            steps = drop(bench, given.data)
-        with timings.stage("learn"):
-            steps += learn(bench, given.data)
-        with timings.stage("forget"):
-            steps += forget(bench, given.data)
-        with timings.stage("repair"):
-            if bench.loss(given.calibration) > REPAIR_THRESHOLD * start_loss:
-                repair_steps = _repair(bench, given, settings)
-                levels = [step.unseen for step in steps if step.unseen]
-                if repair_steps and levels:  # the pass drifts back towards membership
-                    steps += forget(bench, given.data, levels[0])
+        steps, repair_steps = _moved(bench, start, given.data, timings)
     if not math.isfinite(bench.loss(given.calibration)):
         raise EditRefused("utility_fell", "the held-out concept loss is not a finite number after the step")
     gradient_after = vectors.norm(after_gradient(model, given.data, sample, weight_decay))
@@ -128,7 +126,7 @@ def edit(
     with timings.stage("label_predictor"):
         progress("label_predictor", 0, 1)
         label_predictor = _label_predictor(given, edited, label_solver)
-    after = held_out_metrics(edited, label_predictor, given)
+    after = held_out_metrics(edited, label_predictor, given, edited=True)
     require_utility(before, after, tolerance)
     if method == "solve":
         require_gain(steps)
@@ -148,20 +146,27 @@ def edit(
         "timings": timings.seconds,
         "seeds": {"edit": settings.seed, "factors": given.factors.record.seed},
     }
-    return EditOutcome(edited, label_predictor, report)
+    if given.data.dropped:
+        factors = drop_outputs(factors, HEAD, given.data.dropped)
+    return EditOutcome(edited, label_predictor, factors, report)
 
 
-def held_out_metrics(model: ConceptPredictor, label_predictor: LabelPredictor, given: EditInput) -> dict[str, float]:
-    """F1 scores on the calibration split, over the concepts that the edit keeps."""
+def held_out_metrics(
+    model: ConceptPredictor, label_predictor: LabelPredictor, given: EditInput, *, edited: bool
+) -> dict[str, float]:
+    """F1 scores on the calibration split, over the concepts that both versions have.
+
+    Args:
+        edited: whether the model has the edited version's columns, or the base version's.
+    """
     probabilities = torch.sigmoid(predict_logits(model, given.calibration.images))
     predicted = label_predictor.logits(probabilities).argmax(dim=1)
-    kept = _kept(given)
-    if probabilities.shape[1] != len(kept):
-        probabilities = probabilities[:, kept]
+    both = [j for j in _kept(given) if j not in set(given.data.new)]  # new ones are the last in either order
+    columns = list(range(len(both))) if edited else both
     concepts = concept_metrics(
-        probabilities.cpu().numpy(),
-        given.calibration.concepts[:, kept].cpu().numpy(),
-        [given.concepts[j] for j in kept],
+        probabilities[:, columns].cpu().numpy(),
+        given.calibration.concepts[:, both].cpu().numpy(),
+        [given.concepts[j] for j in both],
     )
     labels = label_metrics(predicted.cpu().numpy(), given.calibration.classes.cpu().numpy(), len(given.classes))
     return {"concept_f1": concepts["concept_f1"], **labels}
@@ -186,18 +191,33 @@ def _closed_form_step(bench: Bench, data: EditedData) -> Step:
     )
 
 
-def _repair(bench: Bench, given: EditInput, settings: Settings) -> int:
+def _moved(bench: Bench, start: ConceptPredictor, data: EditedData, timings: Timings) -> tuple[list[Step], int]:
+    """Every movement that the edit asks for, and a repair where the rest paid; how many steps that took."""
+    start_loss = bench.loss(bench.calibration)
+    steps: list[Step] = []
+    for name, phase in (("drop", drop), ("extend", extend), ("learn", learn), ("forget", forget)):
+        with timings.stage(name):
+            steps += phase(bench, data)
+    repair_steps = 0
+    with timings.stage("repair"):
+        if bench.loss(bench.calibration) > REPAIR_THRESHOLD * start_loss:
+            repair_steps = _repair(bench, start, data)
+            levels = [step.unseen for step in steps if step.unseen]
+            if repair_steps and levels:  # the pass drifts back towards membership
+                steps += forget(bench, data, levels[0])
+    return steps, repair_steps
+
+
+def _repair(bench: Bench, start: ConceptPredictor, data: EditedData) -> int:
     """A warm pass, undone unless the held-out loss fell."""
     bench.progress("repair", 0, 1)
-    before, state = bench.loss(given.calibration), copy.deepcopy(bench.model.state_dict())
-    sample = bench.sample(given.data.untouched)
+    before, state = bench.loss(bench.calibration), copy.deepcopy(bench.model.state_dict())
+    sample = bench.sample(data.untouched)
     unfinished = vectors.axpy(
-        1.0,
-        edit_gradient(given.model, given.data, sample),
-        after_gradient(given.model, given.data, sample, bench.weight_decay),
+        1.0, edit_gradient(start, data, sample), after_gradient(start, data, sample, bench.weight_decay)
     )
-    steps = warm_pass(bench, given.data.after, unfinished, share=0.25, seed=settings.seed)
-    if bench.loss(given.calibration) < before:
+    steps = warm_pass(bench, data.after, unfinished, share=0.25, seed=bench.settings.seed)
+    if bench.loss(bench.calibration) < before:
         return steps
     bench.model.load_state_dict(state)
     return 0
@@ -206,8 +226,8 @@ def _repair(bench: Bench, given: EditInput, settings: Settings) -> int:
 def _label_predictor(given: EditInput, edited: ConceptPredictor, solver: str) -> LabelPredictor:
     data, weight_decay = given.data, given.training["label_weight_decay"]
     after = _probabilities(edited, data.after)
-    if solver == "converged":
-        start = given.label_predictor.without_concepts(list(data.dropped))
+    if solver == "converged" or data.new:  # the paper has no theorem for new concepts
+        start = grown_label_predictor(given.label_predictor, data.new).without_concepts(list(data.dropped))
         return fit_label_predictor(
             after, data.after.classes, len(given.classes), weight_decay=weight_decay, start=start
         )

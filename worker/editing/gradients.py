@@ -32,9 +32,9 @@ def edit_gradient(model: nn.Module, data: EditedData, sample: Tensor) -> Paramet
     """``u(θ̂)`` at the model's present parameters.
 
     With ``S`` sums of per-sample gradients, ``n`` rows before and ``n'`` after, ``u = S_before/n − S_after/n'``.
-    Touched rows enter exactly. The untouched rows' part is ``(1/n − 1/n') S`` where no concept is dropped: small, and
-    nothing at all where as many rows came as left. (At a stationary point ``S_before/n = −λθ``: the forms of the
-    theorems.)
+    Touched rows enter exactly. The untouched rows' part is ``(1/n − 1/n') S`` where no concept is dropped or new:
+    small, and nothing at all where as many rows came as left. (At a stationary point ``S_before/n = −λθ``: the forms
+    of the theorems.)
 
     Args:
         sample: positions in ``data.after`` of untouched rows, which stand for all of them; exact if they are all.
@@ -48,7 +48,7 @@ def edit_gradient(model: nn.Module, data: EditedData, sample: Tensor) -> Paramet
         return u
     share = len(data.untouched) / len(sample)
     as_before = data.before.take(data.before_of(sample))
-    if data.dropped:
+    if data.dropped or data.new:
         u = vectors.axpy(share / n, loss_gradient(model, as_before), u)
         u = vectors.axpy(-share / n_after, loss_gradient(model, data.after.take(sample)), u)
     elif n != n_after:

@@ -1,4 +1,4 @@
-"""The three movements of an edit, each a direction and a measured length: drop, learn, forget.
+"""The movements of an edit, each a direction and a measured length: drop, extend, learn, forget.
 
 Each moves the model in place and says what it did. They work on disjoint rows of one edited data set, so their order
 is a choice: what must be learned comes first, and forgetting last, because learning drifts back towards membership.
@@ -39,6 +39,9 @@ CONTROL_LOG_ERROR = 0.3
 """Scales of equal groups vary by about this much in their logarithm (measured on small nets), sampling error aside."""
 
 LEARNING_SCALES = (0.0, 0.0625, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0, 1.5)
+
+DROPPING_SCALES = (0.0, 0.03, 0.06, 0.125, 0.25)
+EXTENDING_SCALES = (0.0, 0.125, 0.25, 0.5, 1.0)
 
 HELD_OUT_LIMIT = 1.1
 """A step may cost this much of the held-out concept loss, whatever it still has to reach."""
@@ -240,13 +243,30 @@ def drop(bench: Bench, data: EditedData) -> list[Step]:
     bench.progress("gradient", 0, 1)
     sample = bench.sample(data.untouched)
     u = vectors.scale(-1.0, after_gradient(bench.model, data, sample, bench.weight_decay))
+    return [_least_held_out(bench, "drop", u, data, DROPPING_SCALES)]
+
+
+def extend(bench: Bench, data: EditedData) -> list[Step]:
+    """Let the backbone serve new concepts too: along the gradient that their labels add, to the least held-out loss.
+
+    Their rows of the head are fitted already; at worst the step has length 0, and they stay the only change.
+    """
+    if not data.new:
+        return []
+    bench.progress("gradient", 0, 1)
+    extension = data.extension()
+    u = edit_gradient(bench.model, extension, bench.sample(extension.untouched))
+    return [_least_held_out(bench, "extend", u, extension, EXTENDING_SCALES)]
+
+
+def _least_held_out(bench: Bench, phase: str, u: ParameterVector, data: EditedData, scales: tuple[float, ...]) -> Step:
     before = bench.loss(bench.calibration)
     solution = bench.solve(u, data)
     line = Line(bench.model, solution.vector)
-    trials = _trials(bench, line, bench.calibration, (0.0, 0.03, 0.06, 0.125, 0.25))
+    trials = _trials(bench, line, bench.calibration, scales)
     chosen = min((t for t in trials if math.isfinite(t.held_out)), key=lambda trial: trial.held_out)
     line.at(chosen.scale)
-    return [_step("drop", line, chosen.scale, solution, None, before, chosen.held_out)]
+    return _step(phase, line, chosen.scale, solution, None, before, chosen.held_out)
 
 
 def forget(bench: Bench, data: EditedData, level: Level | None = None) -> list[Step]:

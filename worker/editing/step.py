@@ -13,7 +13,7 @@ from worker.curvature import vectors
 from worker.curvature.ekfac import EKFAC
 from worker.curvature.factors import Factors
 from worker.curvature.ggn import GGN
-from worker.curvature.solve import Solution, conjugate_gradients
+from worker.curvature.solve import Solution, Stop, conjugate_gradients
 from worker.curvature.vectors import ParameterVector
 from worker.data.tensors import LabelledImages
 
@@ -42,11 +42,17 @@ class Curvature:
     def solve(
         self, u: ParameterVector, *, iterations: int, progress: Callable[[int, int], None] = lambda done, total: None
     ) -> Solution:
-        """``(F + dI) Δ = u`` by conjugate gradients with exact products, preconditioned by EK-FAC."""
+        """``(F + dI) Δ = u`` by conjugate gradients with exact products, preconditioned by EK-FAC.
+
+        Without iterations EK-FAC's inverse itself stands for that of ``F + dI``.
+        """
         # A weight of a row and a mask of its labels enter the curvature in the same way.
         mask = (self.rows.concepts >= 0).to(self.rows.images.dtype) * self.weights[:, None]
         ggn = GGN(self.model, self.rows.images, mask)
         ekfac = EKFAC(self.factors, self.damping)
+        if not iterations:
+            direction = self._inside(ekfac.solve(self._inside(u)))
+            return Solution(direction, 0, Stop.MAX_ITERATIONS, (1.0,), ())
         done = 0
 
         def matmul(vector: vectors.ParameterMapping) -> ParameterVector:
