@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,11 @@ def medians(rows: list[Row]) -> list[Row]:
     result = []
     for key in dict.fromkeys((row.edit, row.method) for row in rows):
         same = [asdict(row) for row in rows if (row.edit, row.method) == key]
-        numbers = {}
+        numbers: dict[str, Any] = {}
         for name in list(same[0])[2:]:
             values = [row[name] for row in same if row[name] is not None]
             numbers[name] = statistics.median(values) if values else None
-        result.append(Row(**{"edit": key[0], "method": key[1], **numbers}))
+        result.append(Row(*key, **numbers))
     return result
 
 
