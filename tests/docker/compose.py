@@ -96,6 +96,19 @@ class Cluster:
             check=False,
         )
 
+    def program(self, name: str, *arguments: str, given: bytes = b"") -> bytes:
+        """Output of one of Postgres' programs, run as superuser."""
+        ran = subprocess.run(
+            [initdb_program().with_name(name), "--username", USER, *arguments],
+            env={"PGHOST": self._host, "PGPORT": str(PORT)},
+            input=given,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr.decode()
+        return ran.stdout
+
     def here(self, url: str) -> str:
         """A URL of the database in its container, made one of this server."""
         parsed = make_url(url)
