@@ -113,9 +113,7 @@ def edited(work: Work, rounds: int) -> dict[str, Any]:
     """The stages of edits, in seconds and in epochs of training."""
     runs = [in_child("edit", work=asdict(work)) for _ in range(rounds)]
     epoch = statistics.median(run["epoch_seconds"] for run in runs)
-    print(
-        f"edits of a ResNet-18 of width {work.width} on {work.rows} rows; an epoch of training takes {epoch:.2f} s, in epochs:"
-    )
+    print(f"edits of a ResNet-18 of width {work.width} on {work.rows} rows, in epochs of {epoch:.2f} s:")
     stages = {
         kind: {stage: statistics.median(run["stage_seconds"][kind][stage] for run in runs) for stage in of}
         for kind, of in runs[0]["stage_seconds"].items()

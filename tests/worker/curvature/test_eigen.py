@@ -8,7 +8,7 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-from worker.curvature.eigen import Eigenbasis, decompose, decompose_gram
+from worker.curvature.eigen import Eigenbasis, decompose, decompose_each, decompose_gram
 from worker.curvature.errors import DecompositionError, NonFiniteError
 
 # The backward error of float64 eigensolvers is a small multiple of machine precision times the norm (at most some 100).
@@ -90,6 +90,37 @@ def test_non_finite_matrices_are_refused_by_layer(bad: float) -> None:
         decompose(matrix, "layer4.0.conv1 (A)")
     with pytest.raises(NonFiniteError, match=re.escape("fc (S)")):
         decompose_gram(matrix, "fc (S)")
+
+
+def stack() -> Tensor:
+    """Full rank, rank deficient, with a zero row and column, and zero."""
+    rows = torch.randn(4, 9, 6)
+    rows[1, 3:] = 0
+    rows[2, :, 4] = 0
+    rows[3] = 0
+    return rows.mT @ rows
+
+
+def test_stacks_of_small_matrices_are_decomposed_each() -> None:
+    matrices = stack()
+    basis = decompose_each(matrices, "layer")
+    for matrix, vectors, values in zip(matrices, basis.vectors, basis.values, strict=True):
+        assert_decomposes(Eigenbasis(vectors, values), matrix)
+
+
+def test_second_driver_takes_over_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrices = stack()
+    monkeypatch.setattr(torch.linalg, "eigh", failing_eigh)
+    basis = decompose_each(matrices, "layer")
+    for matrix, vectors, values in zip(matrices, basis.vectors, basis.values, strict=True):
+        assert_decomposes(Eigenbasis(vectors, values), matrix)
+
+
+def test_non_finite_stacks_are_refused_by_layer() -> None:
+    matrices = stack()
+    matrices[2, 0, 1] = torch.nan
+    with pytest.raises(NonFiniteError, match=re.escape("features.3 (A)")):
+        decompose_each(matrices, "features.3 (A)")
 
 
 def failing_eigh(matrix: Tensor) -> None:

@@ -95,6 +95,15 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
         nn.Flatten(),
         nn.Linear(64, 3),
     ),
+    "depthwise, dilation, stride": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding="same", dilation=2),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(4, 4, 3, padding=1, stride=2, groups=4, bias=False),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(4, 6, 1, groups=2),
+        nn.Flatten(),
+        nn.Linear(54, 3),
+    ),
     "parametrised weight": lambda: nn.Sequential(nn.Flatten(), positive_linear(), nn.Tanh(), nn.Linear(3, 3)),
     "BatchNorm without affine parameters": lambda: random_norms(
         nn.Sequential(nn.Conv2d(1, 2, 5), nn.BatchNorm2d(2, affine=False), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
