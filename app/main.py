@@ -20,6 +20,7 @@ from app.kit.logs import configure_logging
 from app.kit.problem_handlers import install_problem_handlers
 from app.kit.request_ids import RequestContext
 from app.ledger import routes as ledger
+from app.ledger.publishing import CheckpointClock, CheckpointPublisher
 from app.queueing import Doorbell, RqDoorbell
 from app.registry import routes as registry
 from app.settings import Settings
@@ -48,11 +49,16 @@ def create_app(
         doorbell = RqDoorbell(settings.redis_url, settings.queue_name)
     configure_logging()
     engine = make_engine(settings.database_url)
-    services = Services(settings, engine, make_sessions(engine), store or open_store(settings), doorbell)
+    sessions = make_sessions(engine)
+    checkpoints = CheckpointPublisher.of(settings)
+    services = Services(settings, engine, sessions, store or open_store(settings), doorbell, checkpoints)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        clock = CheckpointClock(checkpoints, sessions, settings)
+        clock.start()
         yield
+        clock.stop()
         engine.dispose()
         if isinstance(doorbell, RqDoorbell):
             doorbell.close()

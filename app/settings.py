@@ -41,6 +41,16 @@ class Settings(BaseSettings):
     max_manifest_rows: PositiveInt = Field(1_000_000, description="Limit of rows in one manifest.")
     max_edit_items: PositiveInt = Field(100_000, description="Limit of labels, samples or concepts in one edit.")
 
+    ledger_origin: str | None = Field(
+        None, description="Name of the ledger in its checkpoints; unset makes one with the first signing key."
+    )
+    signing_dir: Path | None = Field(None, description="Keys that sign checkpoints; unset is `signing` in data_dir.")
+    checkpoint_dir: Path | None = Field(
+        None, description="Signed checkpoints, outside the database; unset is `checkpoints` in data_dir."
+    )
+    checkpoint_entries: PositiveInt = Field(256, description="So many entries are followed by a signed checkpoint.")
+    checkpoint_seconds: PositiveFloat = Field(60.0, description="An entry is under a signed checkpoint after so long.")
+
     queue_name: str = Field("modelmend", description="Name of the RQ queue.")
     lease_seconds: PositiveFloat = Field(8.0, description="A running job whose lease is older is taken over.")
     heartbeat_seconds: PositiveFloat = Field(2.0, description="How often a worker renews its lease.")

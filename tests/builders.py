@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from app.artifacts import ArtifactStore
 from app.datasets.snapshots import SPLITS, UNKNOWN, AddedSample, Snapshot
 from app.edits import line
 from app.edits.kinds import JobKind
-from app.tables import ApiKey, Dataset, Job, Model, Sample, Subject, Version
+from app.tables import ApiKey, Dataset, Job, LedgerEntry, LedgerPayload, Model, Sample, Subject, Version
 
 CONCEPTS = ("closed loop", "vertical stroke", "crossing")
 CLASSES = ("0", "1")
@@ -165,3 +166,9 @@ def build_ready_model(
     model = build_model(session, build_dataset(session, store, created_by, subjects=subjects))
     build_version(session, store, model)
     return model
+
+
+def payload_of(session: Session, entry: LedgerEntry) -> dict[str, Any]:
+    """What an entry says beyond its references."""
+    payload: dict[str, Any] = json.loads(session.get_one(LedgerPayload, entry.seq).payload)
+    return payload

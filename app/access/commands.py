@@ -15,12 +15,18 @@ from sqlalchemy import select
 from app.access import keys as access
 from app.access.routes import ApiKeyRequest
 from app.access.rules import Role
+from app.ledger.checkpoints import parse_checkpoint
+from app.ledger.publishing import CheckpointPublisher, LedgerContradicted
+from app.ledger.rotation import Rotation, rotate
+from app.ledger.service import LedgerDamaged
 from app.serving.database import operator_sessions
 from app.serving.first_key import OPERATOR
 from app.tables import ApiKey
 from app.terminal import CommandError, Data, settings_of
 
-keys = typer.Typer(help="API keys, for whoever runs the service.", no_args_is_help=True)
+keys = typer.Typer(
+    help="API keys, and the key that signs the history; for whoever runs the service.", no_args_is_help=True
+)
 
 
 @keys.command("create")
@@ -69,3 +75,35 @@ def revoke_key(
         if access.revoke_key(session, key_id, actor_ref=OPERATOR) is None:
             raise CommandError("There is no such key. `modelmend keys list` shows them all.")
     typer.echo("The key is revoked.")
+
+
+@keys.command("rotate-signing")
+def rotate_signing(data: Data = None) -> None:
+    """Sign the history with a new key from now on, and print that. A running service needs no restart."""
+
+    settings = settings_of(data_dir=data)
+    try:
+        with operator_sessions(settings) as sessions:
+            rotation = rotate(CheckpointPublisher.of(settings), sessions, actor_ref=OPERATOR)
+    except (LedgerContradicted, LedgerDamaged) as error:
+        raise CommandError(f"The history cannot be signed, so its key stays. {error}") from error
+    typer.echo(str(rotation.key))
+    Console(stderr=True).print(_to_holders(rotation), soft_wrap=True, highlight=False)
+
+
+def _to_holders(rotation: Rotation) -> Text:
+    """What those who verify with an old key have to know."""
+    size = parse_checkpoint(rotation.note).checkpoint.size
+    if not rotation.retired:
+        return Text(
+            "The private key had been lost, so no old key vouches for this one. The first checkpoint that it signed is "
+            f"{size}.\nTell everybody who verifies this history, in a way that they trust, to add it to their keys."
+        )
+    old = "\n".join(f"  {key}" for key in rotation.retired)
+    return Text(
+        f"This key signs the history of {rotation.key.name} from checkpoint {size} on. Retired, and no longer on this "
+        f"machine:\n{old}\n"
+        "Tell everybody who verifies this history to add the new key to the old one, not to replace it: checkpoints "
+        "before this one\nare signed by the old key only. They need not take your word: the old key too has signed "
+        f"checkpoint {size}, and the history\nunder it records the change (signing_key.rotated)."
+    )

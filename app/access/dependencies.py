@@ -68,6 +68,7 @@ def _caller_who_may(permission: Permission) -> Callable[..., Caller]:
 
 
 Reader = Annotated[Caller, Depends(_caller_who_may(Permission.READ))]
+Auditor = Annotated[Caller, Depends(_caller_who_may(Permission.AUDIT))]
 Creator = Annotated[Caller, Depends(_caller_who_may(Permission.CREATE))]
 Editor = Annotated[Caller, Depends(_caller_who_may(Permission.EDIT))]
 AliasMover = Annotated[Caller, Depends(_caller_who_may(Permission.MOVE_ALIAS))]

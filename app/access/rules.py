@@ -18,7 +18,8 @@ class Role(StrEnum):
 class Permission(StrEnum):
     """What a route asks for."""
 
-    READ = "read"  # every GET
+    READ = "read"  # every GET but those of the next line
+    AUDIT = "audit"  # the history of the whole deployment
     CREATE = "create"  # data sets, uploads, models, factors, retrainings; cancelling these
     EDIT = "edit"  # edits, and cancelling them
     MOVE_ALIAS = "move_alias"
@@ -27,8 +28,8 @@ class Permission(StrEnum):
 
 RULES: Mapping[Role, frozenset[Permission]] = {
     Role.CLIENT: frozenset({Permission.READ, Permission.CREATE, Permission.EDIT, Permission.MOVE_ALIAS}),
-    Role.AUDITOR: frozenset({Permission.READ}),
-    Role.COMPLIANCE: frozenset({Permission.READ, Permission.EDIT}),
+    Role.AUDITOR: frozenset({Permission.READ, Permission.AUDIT}),
+    Role.COMPLIANCE: frozenset({Permission.READ, Permission.AUDIT, Permission.EDIT}),
     Role.ADMIN: frozenset(Permission),
 }
 

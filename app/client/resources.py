@@ -160,19 +160,22 @@ class EditCheck(Resource):
 
 
 class LedgerEntry(Resource):
-    """One event of the history."""
+    """One event of the history; its payload and the salt of its commitment are None once erased."""
 
     seq: int
     at: datetime
     kind: str
     actor_ref: str
-    dataset: str | None
-    model: str | None
-    job: UUID | None
+    subject_ref: str | None
+    dataset_id: str | None
+    model_id: str | None
+    job_id: UUID | None
     parent_version: int | None
     result_version: int | None
     artifact_sha256: str | None
-    payload: dict[str, Any]
+    payload_commitment: str
+    payload: dict[str, Any] | None
+    payload_salt: str | None
 
 
 class LedgerKey(Resource):

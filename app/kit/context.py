@@ -10,6 +10,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from app.artifacts import ArtifactStore
+from app.ledger.publishing import CheckpointPublisher
 from app.queueing.doorbell import Doorbell
 from app.settings import Settings
 
@@ -23,6 +24,7 @@ class Services:
     sessions: sessionmaker[Session]
     store: ArtifactStore
     doorbell: Doorbell
+    checkpoints: CheckpointPublisher
 
 
 def services_of(request: Request) -> Services:

@@ -23,6 +23,9 @@ class LedgerKind(StrEnum):
     ALIAS_MOVED = "alias.moved", "An alias points to another version."
     API_KEY_CREATED = "api_key.created", "An API key was made."
     API_KEY_REVOKED = "api_key.revoked", "An API key was revoked."
+    SIGNING_KEY_CREATED = "signing_key.created", "Checkpoints began to be signed; the payload has the key."
+    SIGNING_KEY_ROTATED = "signing_key.rotated", "Another key signs checkpoints from here on; the payload has both."
+    LEDGER_PAYLOADS_ERASED = "ledger.payloads_erased", "Payloads of the entries that this one names were deleted."
 
     TRAINING_ACCEPTED = "training.accepted", "A training was asked for and queued."
     TRAINING_STARTED = "training.started", "A worker started an attempt of a training."

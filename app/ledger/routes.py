@@ -1,58 +1,55 @@
-"""The audit history of a model."""
+"""The audit history, and the proofs that it is the one that was signed."""
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
-from fastapi import APIRouter
-from sqlalchemy import select
+import structlog
+from fastapi import APIRouter, Path, Query
+from fastapi.responses import PlainTextResponse, StreamingResponse
+from sqlalchemy import Select
+from sqlalchemy.orm import Session, sessionmaker
 
-from app.access.dependencies import Reader
-from app.kit.context import ServicesDep
-from app.kit.pagination import PageDep, fetch_page
-from app.kit.problems import INVALID_CURSOR, NOT_FOUND
+from app.access.callers import Caller
+from app.access.dependencies import Auditor, Reader
+from app.edits.service import get_job
+from app.kit.context import Services, ServicesDep
+from app.kit.pagination import Page, PageDep, fetch_page
+from app.kit.problems import FORBIDDEN, INVALID_CURSOR, INVALID_REQUEST, NOT_FOUND, Problem, register_problem_type
 from app.kit.responses import problem_responses
 from app.kit.routing import make_router
 from app.kit.schemas import AnswerBody
-from app.ledger.kinds import LedgerKind
+from app.ledger import receipts
+from app.ledger.archive import ArchiveError
+from app.ledger.entries import LedgerEntryBody
+from app.ledger.filters import HistoryFilter, HistoryFilterDep, entries_with_payloads
+from app.ledger.publishing import LedgerContradicted
+from app.ledger.reading import consistency, inclusion_proofs, tree_size
+from app.ledger.receipts import Receipt, receipt_of
+from app.ledger.service import LedgerDamaged
+from app.ledger.signing import SigningKeyError
 from app.registry.lookup import get_model
 from app.tables import LedgerEntry
 
 router: APIRouter = make_router("ledger")
+_log = structlog.get_logger(__name__)
 
+LEDGER_NOT_SIGNED = register_problem_type(
+    "ledger_not_signed",
+    503,
+    "The history is not signed just now",
+    "Keep the checkpoints and receipts you have, and ask whoever runs the service: its log says why.",
+)
 
-class LedgerEntryBody(AnswerBody):
-    """One event. ``actor_ref`` is the id of an API key, ``worker``, or ``operator``."""
-
-    seq: int
-    at: datetime
-    kind: str
-    actor_ref: str
-    dataset: str | None
-    model: str | None
-    job: UUID | None
-    parent_version: int | None
-    result_version: int | None
-    artifact_sha256: str | None
-    payload: dict[str, Any]
-
-    @classmethod
-    def of(cls, entry: LedgerEntry) -> LedgerEntryBody:
-        return cls(
-            seq=entry.seq,
-            at=entry.at,
-            kind=entry.kind,
-            actor_ref=entry.actor_ref,
-            dataset=entry.dataset_id,
-            model=entry.model_id,
-            job=entry.job_id,
-            parent_version=entry.parent_version,
-            result_version=entry.result_version,
-            artifact_sha256=entry.artifact_sha256,
-            payload=entry.payload,
-        )
+Answer = TypeVar("Answer")
+Seq = Annotated[int, Path(ge=1, le=2**53 - 1)]
+Size = Annotated[int, Query(ge=0, le=2**53 - 1)]
+_NOTE: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
+_JSONL: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/jsonl": {}}, "description": "One JSON object a line."}
+}
 
 
 class Ledger(AnswerBody):
@@ -60,25 +57,229 @@ class Ledger(AnswerBody):
     next_page_token: str | None
 
 
+class InclusionProof(AnswerBody):
+    """That the tree of ``size`` entries holds entry number ``seq`` (RFC 9162, section 2.1.3); hashes in hex."""
+
+    seq: int
+    size: int
+    proof: list[str]
+
+
+class ConsistencyProof(AnswerBody):
+    """That the tree of ``second`` entries begins with that of ``first`` (RFC 9162, section 2.1.4); hashes in hex."""
+
+    first: int
+    second: int
+    proof: list[str]
+
+
+class LedgerKeyBody(AnswerBody):
+    """A verifier key, ``name+key id+base64``; a retired one verifies old checkpoints only."""
+
+    key: str
+    retired: bool
+
+
+class LedgerKeyList(AnswerBody):
+    origin: str
+    keys: list[LedgerKeyBody]
+
+
 @router.get(
     "/models/{model_id}/ledger",
     summary="History of a model, newest first",
     responses=problem_responses(NOT_FOUND, INVALID_CURSOR),
 )
-def list_entries(
-    model_id: str, services: ServicesDep, caller: Reader, page: PageDep, kind: LedgerKind | None = None
+def list_model_entries(
+    model_id: str, services: ServicesDep, caller: Reader, page: PageDep, wanted: HistoryFilterDep
 ) -> Ledger:
     with services.sessions() as session:
         model = get_model(session, caller, model_id)
-        statement = select(LedgerEntry).where(LedgerEntry.model_id == model.id)
-        if kind is not None:
-            statement = statement.where(LedgerEntry.kind == kind.value)
-        rows, token = fetch_page(
-            session,
-            statement,
-            column=LedgerEntry.seq,
-            page=page,
-            scope=f"ledger {model.id} {kind}",
-            newest_first=True,
-        )
-        return Ledger(entries=[LedgerEntryBody.of(row) for row in rows], next_page_token=token)
+        statement = entries_with_payloads().where(LedgerEntry.model_id == model.id)
+        return _page(session, statement, wanted, page, f"ledger {model.id}")
+
+
+@router.get(
+    "/models/{model_id}/ledger/export",
+    summary="History of a model, each entry with its proof",
+    responses=_JSONL | problem_responses(NOT_FOUND, LEDGER_NOT_SIGNED),
+    response_class=StreamingResponse,
+)
+def export_model_ledger(model_id: str, services: ServicesDep, caller: Reader) -> StreamingResponse:
+    with services.sessions() as session:
+        model = get_model(session, caller, model_id)
+    return _stream(services, lambda session: receipts.model_export(session, services.checkpoints, model.id))
+
+
+@router.get(
+    "/models/{model_id}/ledger/{seq}",
+    summary="Receipt of one entry of a model",
+    responses=problem_responses(NOT_FOUND, LEDGER_NOT_SIGNED),
+)
+def get_model_entry(model_id: str, seq: Seq, services: ServicesDep, caller: Reader) -> Receipt:
+    with services.sessions() as session:
+        model = get_model(session, caller, model_id)
+        statement = entries_with_payloads().where(LedgerEntry.seq == seq, LedgerEntry.model_id == model.id)
+        return _receipt(services, session, statement)
+
+
+@router.get(
+    "/models/{model_id}/edits/{edit_id}/receipt",
+    summary="Receipt of an edit: everything the history says about it",
+    responses=problem_responses(NOT_FOUND, LEDGER_NOT_SIGNED),
+)
+def get_edit_receipt(model_id: str, edit_id: str, services: ServicesDep, caller: Reader) -> Receipt:
+    with services.sessions() as session:
+        model = get_model(session, caller, model_id)
+        job_id: UUID = get_job(session, model, edit_id).id
+        statement = entries_with_payloads().where(LedgerEntry.job_id == job_id).order_by(LedgerEntry.seq)
+        return _receipt(services, session, statement)
+
+
+@router.get("/ledger", summary="History of the deployment, newest first", responses=problem_responses(INVALID_CURSOR))
+def list_entries(
+    services: ServicesDep,
+    caller: Auditor,
+    page: PageDep,
+    wanted: HistoryFilterDep,
+    model: Annotated[str | None, Query(max_length=100)] = None,
+    dataset: Annotated[str | None, Query(max_length=100)] = None,
+) -> Ledger:
+    """A key that is limited to some models sees the entries of these."""
+    with services.sessions() as session:
+        statement = entries_with_payloads()
+        if caller.model_ids is not None:
+            statement = statement.where(LedgerEntry.model_id.in_(caller.model_ids))
+        if model is not None:
+            statement = statement.where(LedgerEntry.model_id == model)
+        if dataset is not None:
+            statement = statement.where(LedgerEntry.dataset_id == dataset)
+        return _page(session, statement, wanted, page, f"ledger of all {caller.key_id} {model} {dataset}")
+
+
+@router.get(
+    "/ledger/entries/{seq}",
+    summary="Receipt of one entry",
+    responses=problem_responses(NOT_FOUND, LEDGER_NOT_SIGNED),
+)
+def get_entry(seq: Seq, services: ServicesDep, caller: Auditor) -> Receipt:
+    with services.sessions() as session:
+        statement = entries_with_payloads().where(LedgerEntry.seq == seq)
+        if caller.model_ids is not None:
+            statement = statement.where(LedgerEntry.model_id.in_(caller.model_ids))
+        return _receipt(services, session, statement)
+
+
+@router.get(
+    "/ledger/export",
+    summary="The whole history, to be verified offline",
+    responses=_JSONL | problem_responses(LEDGER_NOT_SIGNED),
+    response_class=StreamingResponse,
+)
+def export_ledger(services: ServicesDep, caller: Auditor) -> StreamingResponse:
+    """Refused to keys that are limited to some models: these export a model's history."""
+    _require_unlimited(caller)
+    return _stream(services, lambda session: receipts.history_export(session, services.checkpoints))
+
+
+@router.get(
+    "/ledger/checkpoint",
+    summary="Newest signed checkpoint (C2SP tlog-checkpoint)",
+    responses=_NOTE | problem_responses(LEDGER_NOT_SIGNED),
+    response_class=PlainTextResponse,
+)
+def get_checkpoint(services: ServicesDep, _: Reader) -> PlainTextResponse:
+    with services.sessions() as session:
+        return PlainTextResponse(_signed(lambda: services.checkpoints.newest(session, covering=1)))
+
+
+@router.get(
+    "/ledger/proofs/inclusion",
+    summary="Proof that an entry is in a tree",
+    responses=problem_responses(INVALID_REQUEST, LEDGER_NOT_SIGNED),
+)
+def get_inclusion_proof(
+    services: ServicesDep, _: Reader, seq: Annotated[int, Query(ge=1, le=2**53 - 1)], size: Size
+) -> InclusionProof:
+    with services.sessions() as session:
+        _require_order("seq", seq, size, tree_size(session))
+        (proof,) = _signed(lambda: inclusion_proofs(session, [seq], size))
+    return InclusionProof(seq=seq, size=size, proof=[step.hex() for step in proof])
+
+
+@router.get(
+    "/ledger/proofs/consistency",
+    summary="Proof that a tree begins with an earlier one",
+    responses=problem_responses(INVALID_REQUEST, LEDGER_NOT_SIGNED),
+)
+def get_consistency_proof(services: ServicesDep, _: Reader, first: Size, second: Size) -> ConsistencyProof:
+    with services.sessions() as session:
+        _require_order("first", first, second, tree_size(session))
+        proof = _signed(lambda: consistency(session, first, second))
+    return ConsistencyProof(first=first, second=second, proof=[step.hex() for step in proof])
+
+
+@router.get("/ledger/keys", summary="Keys that sign checkpoints", responses=problem_responses(LEDGER_NOT_SIGNED))
+def list_ledger_keys(services: ServicesDep, _: Reader) -> LedgerKeyList:
+    """Present and past ones. Trust those that you were given by other ways than this service."""
+    published = _signed(services.checkpoints.keys.published)
+    origin = _signed(lambda: services.checkpoints.keys.origin)
+    return LedgerKeyList(origin=origin, keys=[LedgerKeyBody(key=str(p.key), retired=p.retired) for p in published])
+
+
+def _page(session: Session, statement: Select[LedgerEntry], wanted: HistoryFilter, page: Page, scope: str) -> Ledger:
+    rows, token = fetch_page(
+        session,
+        wanted.apply(session, statement),
+        column=LedgerEntry.seq,
+        page=page,
+        scope=f"{scope} {wanted.scope}",
+        newest_first=True,
+    )
+    return Ledger(entries=[LedgerEntryBody.of(row) for row in rows], next_page_token=token)
+
+
+def _receipt(services: Services, session: Session, statement: Select[LedgerEntry]) -> Receipt:
+    entries = session.scalars(statement).all()
+    if not entries:
+        raise Problem(NOT_FOUND, "There is no such entry.")
+    return _signed(lambda: receipt_of(session, services.checkpoints, entries))
+
+
+def _stream(services: Services, lines: Callable[[Session], Iterator[str]]) -> StreamingResponse:
+    """The first line is made before the answer begins, so that what cannot be signed is a problem, not half a file."""
+    exporting = _in_one_moment(services.sessions, lines)
+    first = _signed(lambda: next(exporting))
+
+    def rest() -> Iterator[str]:
+        yield first
+        yield from exporting
+
+    return StreamingResponse(rest(), media_type="application/jsonl")
+
+
+def _in_one_moment(sessions: sessionmaker[Session], lines: Callable[[Session], Iterator[str]]) -> Iterator[str]:
+    with sessions() as session:
+        session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+        yield from lines(session)
+
+
+def _signed(action: Callable[[], Answer]) -> Answer:
+    """Raises ``ledger_not_signed`` where history, keys or archive do not allow to sign or to prove."""
+    try:
+        return action()
+    except (LedgerContradicted, LedgerDamaged, SigningKeyError, ArchiveError) as error:
+        _log.error("checkpoint_refused", reason=str(error))
+        raise Problem(LEDGER_NOT_SIGNED, "The stored history cannot be signed or proven as it is.") from error
+
+
+def _require_unlimited(caller: Caller) -> None:
+    if caller.model_ids is not None:
+        raise Problem(FORBIDDEN, "This key is limited to some models, and the export holds all.")
+
+
+def _require_order(name: str, smaller: int, larger: int, size: int) -> None:
+    if not smaller <= larger <= size:
+        message = f"Not {name} <= size of the tree <= {size}, the number of entries."
+        error = {"parameter": name, "code": "out_of_range", "message": message}
+        raise Problem(INVALID_REQUEST, "The tree has no such proof.", errors=[error])

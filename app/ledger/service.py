@@ -1,14 +1,103 @@
-"""Writing the history: an entry belongs to the transaction of the change it records."""
+"""Writing the history: an entry belongs to the transaction of the change it records.
+
+Entries wait until their transaction is about to commit, and are written then, all at once. Numbers without gaps need
+that one transaction writes at a time; this way each holds the others up for two statements and the commit only, and a
+rollback uses up no number. The lock for it is the last that a transaction takes, so it takes part in no deadlock.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
+from sqlalchemy import Row, delete, event, select, text
 from sqlalchemy.orm import Session
 
+from app.artifacts.effects import on_rollback
+from app.ledger.commitments import Leaf, canonical_json, leaf_bytes, new_salt, payload_commitment
 from app.ledger.kinds import LedgerKind
-from app.tables import LedgerEntry
+from app.ledger.merkle import Coordinate, appended, leaf_hash
+from app.ledger.ranges import as_ranges
+from app.tables import LedgerEntry, LedgerPayload
+
+_WAITING = "app.ledger.waiting"
+# Whoever holds the lock and falls silent, frozen or cut off, must not stop everybody else.
+_LOCK = text("""
+    SELECT pg_advisory_xact_lock(hashtext('modelmend ledger')),
+           set_config('idle_in_transaction_session_timeout', '5s', true)
+""")
+# A statement of its own after the lock: it has to see what the one before us committed. The peaks of the tree are the
+# nodes at the set bits of its size.
+_TIP = text("""
+    SELECT coalesce(newest.seq, 0) AS size, newest.at, clock_timestamp() AS now,
+           array_agg(nodes.level) AS levels, array_agg(nodes.position) AS positions, array_agg(nodes.hash) AS hashes
+    FROM (SELECT) AS always
+    LEFT JOIN (SELECT seq, at FROM ledger_entries ORDER BY seq DESC LIMIT 1) AS newest ON true
+    LEFT JOIN generate_series(0, 62) AS bit ON (newest.seq >> bit) & 1 = 1
+    LEFT JOIN ledger_nodes AS nodes ON nodes.level = bit AND nodes.position = (newest.seq >> bit) - 1
+    GROUP BY newest.seq, newest.at
+""")
+_WRITE = text("""
+    WITH entries AS (
+        INSERT INTO ledger_entries (seq, kind, actor_ref, subject_ref, dataset_id, model_id, job_id, parent_version,
+                                    result_version, artifact_sha256, payload_commitment, at)
+        SELECT *, CAST(:at AS timestamptz)
+        FROM unnest(CAST(:seq AS bigint[]), CAST(:kind AS text[]), CAST(:actor_ref AS text[]),
+                    CAST(:subject_ref AS text[]), CAST(:dataset_id AS text[]), CAST(:model_id AS text[]),
+                    CAST(:job_id AS uuid[]), CAST(:parent_version AS int[]), CAST(:result_version AS int[]),
+                    CAST(:artifact_sha256 AS text[]), CAST(:payload_commitment AS bytea[]))
+    ), payloads AS (
+        INSERT INTO ledger_payloads (seq, salt, payload)
+        SELECT * FROM unnest(CAST(:seq AS bigint[]), CAST(:salt AS bytea[]), CAST(:payload AS text[]))
+    )
+    INSERT INTO ledger_nodes (level, position, hash)
+    SELECT * FROM unnest(CAST(:level AS smallint[]), CAST(:position AS bigint[]), CAST(:hash AS bytea[]))
+""")
+
+
+class LedgerDamaged(RuntimeError):
+    """Stored nodes that the next entry needs are missing: someone has changed the ledger's tables."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Draft:
+    """An entry without its number and time."""
+
+    kind: str
+    actor_ref: str
+    subject_ref: str | None
+    dataset_id: str | None
+    model_id: str | None
+    job_id: UUID | None
+    parent_version: int | None
+    result_version: int | None
+    artifact_sha256: str | None
+    payload_commitment: bytes
+    salt: bytes
+    payload: str
+
+    def leaf(self, seq: int, at: datetime) -> Leaf:
+        return Leaf(
+            seq=seq,
+            at=at,
+            kind=self.kind,
+            actor_ref=self.actor_ref,
+            subject_ref=self.subject_ref,
+            dataset_id=self.dataset_id,
+            model_id=self.model_id,
+            job_id=None if self.job_id is None else str(self.job_id),
+            parent_version=self.parent_version,
+            result_version=self.result_version,
+            artifact_sha256=self.artifact_sha256,
+            payload_commitment=self.payload_commitment,
+        )
+
+
+_COLUMNS = tuple(_Draft.__dataclass_fields__)
 
 
 def append(
@@ -16,6 +105,7 @@ def append(
     kind: LedgerKind,
     *,
     actor_ref: str,
+    subject_ref: str | None = None,
     dataset_id: str | None = None,
     model_id: str | None = None,
     job_id: UUID | None = None,
@@ -23,24 +113,111 @@ def append(
     result_version: int | None = None,
     artifact_sha256: str | None = None,
     payload: dict[str, Any] | None = None,
-) -> LedgerEntry:
-    """Add one entry.
+) -> None:
+    """Add one entry to the history when the session's transaction commits; it has a number only then.
 
     Args:
         actor_ref: id of the API key that asked, ``worker``, or ``operator`` for the command line.
+        subject_ref: random id of a subject, never a controller's name for one.
         payload: counts, digests, names of concepts; never keys of samples, subjects, reasons or other free text.
+
+    Raises:
+        NotCanonical: the payload has no canonical JSON.
     """
-    entry = LedgerEntry(
+    salt = new_salt()
+    draft = _Draft(
         kind=kind.value,
         actor_ref=actor_ref,
+        subject_ref=subject_ref,
         dataset_id=dataset_id,
         model_id=model_id,
         job_id=job_id,
         parent_version=parent_version,
         result_version=result_version,
         artifact_sha256=artifact_sha256,
-        payload=payload or {},
+        payload_commitment=payload_commitment(salt, payload or {}),
+        salt=salt,
+        payload=canonical_json(payload or {}).decode(),
     )
-    session.add(entry)
-    session.flush()
-    return entry
+    if not session.in_transaction():
+        session.begin()
+    waiting: list[_Draft] = session.info.setdefault(_WAITING, [])
+    waiting.append(draft)
+    on_rollback(session, lambda: waiting.remove(draft))
+
+
+def erase_payloads(session: Session, seqs: Iterable[int], *, actor_ref: str) -> int:
+    """Delete what these entries say beyond their references, and record that it was deleted.
+
+    Entries that record an erasure keep their payloads; without them a missing payload would be unexplained.
+
+    Returns:
+        How many payloads were there to delete.
+    """
+    erasable = select(LedgerEntry.seq).where(
+        LedgerEntry.seq.in_(list(seqs)), LedgerEntry.kind != LedgerKind.LEDGER_PAYLOADS_ERASED.value
+    )
+    erased = session.scalars(
+        delete(LedgerPayload).where(LedgerPayload.seq.in_(erasable)).returning(LedgerPayload.seq),
+        execution_options={"synchronize_session": False},
+    ).all()
+    if erased:
+        append(
+            session,
+            LedgerKind.LEDGER_PAYLOADS_ERASED,
+            actor_ref=actor_ref,
+            payload={"entries": [list(pair) for pair in as_ranges(erased)]},
+        )
+    return len(erased)
+
+
+def lock(session: Session) -> None:
+    """Nobody else appends until the session's transaction ends."""
+    session.execute(_LOCK)
+
+
+@event.listens_for(Session, "before_commit", insert=True)
+def _write_waiting(session: Session) -> None:
+    if session.in_nested_transaction():  # a savepoint is released; the transaction goes on
+        return
+    waiting: list[_Draft] = session.info.pop(_WAITING, [])
+    if waiting:
+        session.flush()  # whatever it may wait for, it does before others wait for us
+        lock(session)
+        _write(session, waiting)
+
+
+def _write(session: Session, drafts: Sequence[_Draft]) -> None:
+    tip = session.execute(_TIP).one()
+    at = tip.now if tip.at is None else max(tip.now, tip.at)  # a clock put back does not turn the history round
+    nodes = _peaks(tip)
+    stored_before = len(nodes)
+
+    def node(level: int, position: int) -> bytes:
+        return nodes[level, position]
+
+    try:
+        for seq, draft in enumerate(drafts, start=tip.size + 1):
+            nodes.update(appended(seq - 1, leaf_hash(leaf_bytes(draft.leaf(seq, at))), node))
+    except KeyError as error:
+        raise LedgerDamaged(
+            f"The ledger's node {error.args[0]} is missing; `modelmend ledger verify` an export."
+        ) from error
+    fresh = dict(islice(nodes.items(), stored_before, None))
+    values: dict[str, Any] = {name: [getattr(draft, name) for draft in drafts] for name in _COLUMNS}
+    values |= {
+        "at": at,
+        "seq": list(range(tip.size + 1, tip.size + 1 + len(drafts))),
+        "level": [level for level, _ in fresh],
+        "position": [position for _, position in fresh],
+        "hash": list(fresh.values()),
+    }
+    session.execute(_WRITE, values)
+
+
+def _peaks(tip: Row[Any]) -> dict[Coordinate, bytes]:
+    return {
+        (level, position): bytes(digest)
+        for level, position, digest in zip(tip.levels, tip.positions, tip.hashes, strict=True)
+        if digest is not None
+    }

@@ -8,6 +8,8 @@ from app.tables.idempotency_record import IdempotencyRecord
 from app.tables.job import Job
 from app.tables.job_event import JobEvent
 from app.tables.ledger_entry import LedgerEntry
+from app.tables.ledger_node import LedgerNode
+from app.tables.ledger_payload import LedgerPayload
 from app.tables.model import Model
 from app.tables.sample import Sample
 from app.tables.subject import Subject
@@ -23,6 +25,8 @@ __all__ = [
     "Job",
     "JobEvent",
     "LedgerEntry",
+    "LedgerNode",
+    "LedgerPayload",
     "Model",
     "Sample",
     "Subject",

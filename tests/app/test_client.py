@@ -32,7 +32,7 @@ from app.datasets.schemas import DatasetBody, RegisteredDatasetBody, SampleBody
 from app.demo.digits import archive, definition, load, manifest
 from app.edits import outcomes
 from app.edits.bodies import EditCheck, JobBody
-from app.ledger.routes import LedgerEntryBody
+from app.ledger.entries import LedgerEntryBody
 from app.registry.schemas import AliasBody, ModelBody, VersionBody
 from app.tables import Job as JobRow
 from app.uploads.schemas import UploadBody

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select, update
 
 from app.access.rules import RULES, Permission, Role, may
-from app.tables import ApiKey, LedgerEntry
+from app.tables import ApiKey, LedgerEntry, LedgerPayload
 from tests.app.service import Service, problem
 from tests.builders import build_dataset, build_key, build_model, build_ready_model
 
@@ -57,7 +57,7 @@ def test_the_text_is_shown_once_and_stored_hashed(service: Service) -> None:
         key = session.scalars(select(ApiKey).where(ApiKey.prefix == prefix)).one()
         assert key.model_ids == ["a", "b"]
         assert secret not in str([getattr(key, column.key) for column in ApiKey.__table__.columns])
-        assert all(secret not in str(entry.payload) for entry in session.scalars(select(LedgerEntry)))
+        assert all(secret not in opened.payload for opened in session.scalars(select(LedgerPayload)))
 
 
 def test_a_revoked_key_ends_and_the_ledger_knows(service: Service) -> None:
