@@ -20,7 +20,11 @@ from app.access.rules import Role
 from app.database import make_engine, make_sessions
 from app.demo.plan import Plan
 from app.embedded import ServerURLs
+from app.ledger.checkpoints import Checkpoint, sign_checkpoint, verify_checkpoint
 from app.ledger.kinds import LedgerKind
+from app.ledger.publishing import CheckpointPublisher
+from app.ledger.signing import KeyDirectory
+from app.settings import Settings
 from app.tables import LedgerEntry
 from tests.servers import copied_database
 
@@ -78,6 +82,49 @@ def test_a_key_is_revoked(command: Command, database: str) -> None:
     engine.dispose()
     status, _, messages = command("keys", "revoke", str(uuid4()))
     assert (status, messages) == (1, "Error: There is no such key. `modelmend keys list` shows them all.\n")
+
+
+def test_the_signing_key_is_rotated(command: Command, database: str) -> None:
+    settings = Settings(database_url=database)
+    publisher = CheckpointPublisher.of(settings)
+    publisher.keys.ensure("ledger.example")
+    (old,) = publisher.keys.signing_keys()
+    status, output, messages = command("keys", "rotate-signing")
+    assert status == 0
+    (new,) = publisher.keys.signing_keys()
+    assert output == f"{new.verifier}\n"
+    assert "signs the history of ledger.example from checkpoint 1 on. Retired, and no longer on this" in messages
+    assert f"\n  {old.verifier}\n" in messages
+    assert "PRIVATE" not in output + messages
+    newest = publisher.archive.newest()
+    assert newest
+    for key in (old, new):
+        assert verify_checkpoint(newest, [key.verifier], origin="ledger.example").size == 1
+
+
+def test_a_lost_signing_key_is_replaced_and_nobody_is_told_to_take_it_on_trust_of_the_old_one(
+    command: Command, database: str
+) -> None:
+    keys = KeyDirectory(Path(".modelmend/signing"))
+    keys.ensure("ledger.example")
+    (keys.path / "0001.key").unlink()
+    status, output, messages = command("keys", "rotate-signing")
+    assert (status, output) == (0, f"{keys.signing_keys()[0].verifier}\n")
+    assert "no old key vouches for this one" in messages
+
+
+def test_signing_keys_that_cannot_be_rotated(command: Command, database: str) -> None:
+    status, output, messages = command("keys", "rotate-signing")
+    assert (status, output) == (1, "")
+    assert messages.startswith("Error: The folder of signing keys, .modelmend/signing, cannot be read: No such file")
+    publisher = CheckpointPublisher.of(Settings(database_url=database))
+    publisher.keys.ensure("ledger.example")
+    forged = Checkpoint("ledger.example", 7, bytes(32))
+    publisher.archive.publish(sign_checkpoint(forged, *publisher.keys.signing_keys()))
+    status, output, messages = command("keys", "rotate-signing")
+    assert (status, output) == (1, "")
+    assert messages.startswith("Error: The history cannot be signed, so its key stays. The database has 0 entries")
+    assert len(publisher.keys.published()) == 1
 
 
 def test_migrate_brings_an_empty_database_to_the_newest_schema(
