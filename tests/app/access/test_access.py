@@ -17,8 +17,8 @@ def test_the_rule_table() -> None:
     assert allowed == {
         *(("admin", permission.value) for permission in Permission),
         *(("client", permission) for permission in ("read", "create", "edit", "move_alias")),
-        ("auditor", "read"),
-        *(("compliance", permission) for permission in ("read", "edit")),
+        *(("auditor", permission) for permission in ("read", "audit")),
+        *(("compliance", permission) for permission in ("read", "audit", "edit")),
     }
 
 

@@ -8,7 +8,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
 from app.artifacts import on_commit, on_rollback
-from app.database import make_engine, make_sessions
+from app.database import make_engine, make_owner_engine, make_sessions
 
 
 @pytest.fixture
@@ -122,14 +122,17 @@ def test_a_released_savepoint_shares_the_fate_of_what_is_around_it(
     assert done == ["rollback inner" if fails else "commit inner"]
 
 
-def test_when_the_answer_to_commit_is_lost_nothing_is_removed(sessions: sessionmaker[Session], engine: Engine) -> None:
+def test_when_the_answer_to_commit_is_lost_nothing_is_removed(
+    sessions: sessionmaker[Session], database_url: str
+) -> None:
     done: list[str] = []
+    owner = make_owner_engine(database_url)  # the service may not end sessions
 
     def work() -> None:
         with sessions.begin() as session:
             note_both(session, done, "a")
             backend = session.scalar(text("SELECT pg_backend_pid()"))
-            with engine.connect() as other:
+            with owner.connect() as other:
                 # Waits until the backend is gone, so that COMMIT finds nobody.
                 other.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": backend})
 

@@ -20,6 +20,7 @@ from app.tables import Dataset, LedgerEntry, Sample, Subject
 from tests.app.datasets.images import declaring, deep, encoded
 from tests.app.datasets.submissions import FilePart, Submission, register, rows_of, state
 from tests.app.service import Service, problem, running_service
+from tests.builders import payload_of
 
 
 @pytest.mark.parametrize("many_files", [False, True], ids=["zip", "files"])
