@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_text
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -259,9 +260,35 @@ class Client:
 
     # History and keys
 
-    def ledger(self, model_id: str, *, kind: str | None = None) -> Iterator[LedgerEntry]:
-        """Newest first."""
-        return self._all(f"/models/{_in_path(model_id)}/ledger", "entries", LedgerEntry, {"kind": kind})
+    def ledger(
+        self,
+        model_id: str | None = None,
+        *,
+        dataset_id: str | None = None,
+        version: int | None = None,
+        kind: str | None = None,
+        actor: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> Iterator[LedgerEntry]:
+        """Newest first; a model's, or with ``model_id`` None everything the key may see. All filters must hold.
+
+        Args:
+            version: made from it or resulting in it.
+            actor: id of an API key, ``worker`` or ``operator``.
+            since, until: with a time zone; the first is included, the second is not.
+        """
+        filters = {
+            "dataset": dataset_id,
+            "version": None if version is None else str(version),
+            "kind": kind,
+            "actor": actor,
+            "since": None if since is None else since.isoformat(),
+            "until": None if until is None else until.isoformat(),
+        }
+        if model_id is not None and dataset_id is None:
+            return self._all(f"/models/{_in_path(model_id)}/ledger", "entries", LedgerEntry, filters)
+        return self._all("/ledger", "entries", LedgerEntry, {"model": model_id, **filters})
 
     def receipt(self, model_id: str, edit_id: str) -> bytes:
         """Proof that the history holds what was recorded of an edit: JSON to keep, and to verify offline."""

@@ -13,10 +13,8 @@ from app.ledger import exports
 from app.ledger.checkpoints import VerifierKey
 from app.ledger.exports import EntryRead, JsonObject, Reader, Refused
 from app.ledger.findings import OutsideCheckpoint, TamperingFound, Verified, entries_text
+from app.ledger.kinds import LedgerKind
 from app.ledger.merkle import EMPTY_ROOT, node_hash
-
-ERASURE = "ledger.payloads_erased"
-"""Kind of the entries that name others whose payloads were deleted: ``{"entries": [[first, last], ...]}``."""
 
 _PRESENT, _MISSING, _ERASED = 0, 1, 2
 
@@ -131,7 +129,7 @@ class _History:
                 seq, seq, f"Entry {seq} is one more than the {self._size} that the export says it has."
             )
         self._payloads.append(_MISSING if entry.payload is None else _PRESENT)
-        if entry.kind == ERASURE:
+        if entry.kind == LedgerKind.LEDGER_PAYLOADS_ERASED.value:
             self._erase(entry)
         self._count = seq
         self._ended = False
@@ -215,6 +213,7 @@ class _History:
             raise found
 
     def _erase(self, entry: EntryRead) -> None:
+        """Payloads may be missing where such an entry, ``{"entries": [[first, last], ...]}``, says so, and must be."""
         for first, last in self._ranges(entry):
             kept = self._payloads.find(_PRESENT, first - 1, last) + 1
             if kept:
