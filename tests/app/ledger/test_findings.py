@@ -2,76 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
 from app.ledger import exports
-from app.ledger.findings import OutsideCheckpoint, TamperingFound, UnreadableExport
-from app.ledger.verification import outside_checkpoint, verify
+from app.ledger.verification import verify
 from tests.app.ledger.logs import Json, Log, as_lines, leaf_hash_of, signing_key, typical_log
-
-LOG = typical_log()  # 21 entries, checkpoints at 0, 4, 8 ... 20 and the end; 2, 3, 7 erased by 11
-KEYS = [LOG.keys[0].verifier]
-
-CHANGED: dict[str, Any] = {
-    "kind": "edit.failed",
-    "actor_ref": "operator",
-    "subject_ref": "s-2",
-    "dataset_id": "others",
-    "model_id": "a-third",
-    "job_id": "00000000-0000-4000-8000-0000000000ff",
-    "parent_version": 99,
-    "result_version": 99,
-    "artifact_sha256": "ab" * 32,
-    "payload_commitment": "cd" * 32,
-}
-
-COLUMNS = ["at", *CHANGED]
-
-
-def change(log: Log, seq: int, column: str) -> None:
-    entry = log.entries[seq - 1]
-    entry[column] = entry["at"].replace(".000004", ".500000") if column == "at" else CHANGED[column]
-
-
-def kept(log: Log, size: int, source: str = "the auditor's copy") -> OutsideCheckpoint:
-    return outside_checkpoint(log.note(size).encode(), source, KEYS)
-
-
-def found_in(lines: list[Json] | list[bytes], *outside: OutsideCheckpoint) -> TamperingFound:
-    with pytest.raises(TamperingFound) as found:
-        verify([line if isinstance(line, bytes) else as_lines([line])[0] for line in lines], KEYS, outside)
-    return found.value
-
-
-def assert_named(found: TamperingFound, first: int | None, last: int | None, sentence: str) -> None:
-    assert (found.first_seq, found.last_seq) == (first, last), found
-    assert sentence in str(found)
-
-
-def names(found: Exception, first: int, last: int) -> bool:
-    """Whether what is named meets this range."""
-    assert isinstance(found, TamperingFound)
-    return (
-        found.first_seq is not None
-        and found.last_seq is not None
-        and found.first_seq <= last
-        and first <= found.last_seq
-    )
-
-
-def line_of(lines: list[Json], seq: int) -> Json:
-    return next(line for line in lines if "entry" in line and line["entry"]["seq"] == seq)
-
-
-def place_of(lines: list[Json], seq: int) -> int:
-    return lines.index(line_of(lines, seq))
+from tests.app.ledger.named import (
+    COLUMNS,
+    KEYS,
+    LOG,
+    assert_named,
+    change,
+    found_in,
+    kept,
+    line_of,
+    names,
+    place_of,
+    rewritten,
+)
 
 
 @pytest.mark.parametrize("column", COLUMNS)
@@ -226,13 +177,6 @@ def test_a_tail_cut_off_the_log_is_told_by_outside_checkpoints_alone(size: int) 
         assert_named(found_in(lines, kept(LOG, 4), kept(LOG, 21)), size + 1, 21, "the auditor's copy counts 21")
 
 
-def rewritten(seq: int) -> Log:
-    log = LOG.copy()
-    log.entries[seq - 1]["actor_ref"] = "operator"
-    log.rehash()
-    return log
-
-
 @pytest.mark.parametrize("seq", range(1, 21))
 def test_a_rewrite_without_the_key_contradicts_the_next_checkpoint(seq: int) -> None:
     first = (seq - 1) // 4 * 4 + 1
@@ -356,168 +300,3 @@ def test_lines_that_cannot_be_read(line: bytes) -> None:
     lines = as_lines(LOG.export())
     assert_named(found_in([*lines[:3], line, *lines[3:]]), 2, 2, "Line 4")
     assert_named(found_in([*lines, line]), 21, 21, "Line 30")
-
-
-@pytest.mark.parametrize("column", COLUMNS)
-def test_a_receipt_with_a_changed_entry(column: str) -> None:
-    log = LOG.copy()
-    change(log, 6, column)
-    receipt = log.receipt(5, 6)
-    expected = "not the one committed to" if column == "payload_commitment" else "Entry 6 is not what the checkpoint's"
-    assert_named(found_in([receipt]), 6, 6, expected)
-
-
-def test_a_receipt_with_a_changed_proof() -> None:
-    for place in range(len(LOG.receipt(6)["entries"][0]["inclusion_proof"])):
-        receipt = LOG.receipt(5, 6)
-        receipt["entries"][1]["inclusion_proof"][place] = "00" * 32
-        assert_named(found_in([receipt]), 6, 6, "Entry 6 is not what the checkpoint's tree of 21 entries holds")
-    for proof in (None, ["00"], [1], ["AB" * 32]):
-        receipt = LOG.receipt(6)
-        receipt["entries"][0]["inclusion_proof"] = proof
-        assert_named(found_in([receipt]), 6, 6, "Entry 6 has a proof that is not a list of hashes")
-
-
-def test_a_receipt_with_another_number() -> None:
-    receipt = LOG.receipt(6)
-    receipt["entries"][0]["entry"]["seq"] = 7
-    assert_named(found_in([receipt]), 7, 7, "is not what the checkpoint's tree")
-    receipt["entries"][0]["entry"]["seq"] = 22
-    assert_named(found_in([receipt]), 22, 22, "is not what the checkpoint's tree")
-
-
-def test_a_receipt_with_a_changed_checkpoint() -> None:
-    for note in (LOG.note(None, signing_key(2)), LOG.note().replace("\n21\n", "\n20\n"), None):
-        receipt = LOG.receipt(6) | {"checkpoint": note}
-        assert_named(found_in([receipt]), None, None, "The checkpoint is not")
-    receipt = LOG.receipt(6) | {"checkpoint": rewritten(2).note()}
-    assert_named(found_in([receipt]), 6, 6, "leads to another root")
-
-
-def test_a_receipt_with_an_entry_of_another_form() -> None:
-    receipt = LOG.receipt(6)
-    receipt["entries"].append({"entry": {}})
-    assert_named(found_in([receipt]), None, None, "Entry no. 2 of the receipt is not")
-    receipt = LOG.receipt(6)
-    receipt["entries"][0]["entry"] = []
-    assert_named(found_in([receipt]), None, None, "Entry no. 1 of the receipt is not an entry")
-
-
-def test_a_models_history_that_was_changed() -> None:
-    lines = LOG.model_export()  # entries 1, 4, 7, 10, 11, 13, ...
-    changed = [dict(line) for line in lines]
-    changed[2]["entry"] = changed[2]["entry"] | {"kind": "edit.failed"}
-    assert_named(found_in(changed), 4, 4, "Entry 4 is not what the checkpoint's")
-    assert_named(found_in([lines[0], lines[2], lines[1]]), 1, 4, "out of order")
-    assert_named(found_in([lines[0], lines[2], lines[2]]), 4, 4, "out of order")
-    assert_named(found_in([*lines[:2], {"entry": {}}]), None, None, "Line 3, after entry 1, is not")
-    foreign = [lines[0], *LOG.receipt(2)["entries"]]
-    assert_named(found_in(foreign), 2, 2, "Entry 2 is not one of the model digits-model")
-
-
-def covered(lines: list[Json], place: int) -> tuple[int, int]:
-    """The entries that a finding about this line may name: its own, or those since the checkpoint before."""
-    before = [line["entry"]["seq"] for line in lines[:place] if "entry" in line]
-    seq = before[-1] if before else 0
-    if "entry" in lines[place]:
-        return seq + 1, seq + 1
-    return (seq - 1) // 4 * 4 + 1, seq + 1
-
-
-def assert_found_at(lines: list[bytes], place: int) -> None:
-    originals = LOG.export()
-    with pytest.raises((TamperingFound, UnreadableExport)) as raised:
-        verify(lines, KEYS)
-    if isinstance(raised.value, UnreadableExport):
-        assert place == 0
-    elif place > 1:  # the first line and the checkpoint of no entries say nothing about an entry
-        assert names(raised.value, *covered(originals, place))
-
-
-@given(st.data())
-def test_any_changed_byte_is_found_where_it_is(data: st.DataObject) -> None:
-    originals = LOG.export()
-    lines = as_lines(originals)
-    place = data.draw(st.integers(0, len(lines) - 1))
-    line = bytearray(lines[place])
-    at = data.draw(st.integers(0, len(line) - 2))
-    line[at] = data.draw(st.integers(0, 255).filter(lambda byte: byte != line[at]))
-    with suppress(ValueError):
-        assume(json.dumps(json.loads(line)) != json.dumps(originals[place]))  # an escape may say the same
-    lines[place] = bytes(line)
-    assert_found_at(lines, place)
-
-
-def paths(value: Any, *before: str | int) -> list[tuple[str | int, ...]]:
-    """Where every member and item in a JSON value is."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path for key, item in inner for path in [(*before, key), *paths(item, *before, key)]]
-
-
-OTHER_VALUES = st.sampled_from(
-    [None, True, False, 0, 1, -1, 7, 0.5, "", "x", "00" * 32, [], {}, ["x"], {"x": 1}, [[1, 2]], LOG.note(8)]
-)
-
-
-@given(st.data())
-def test_any_changed_or_removed_or_added_member_is_found_where_it_is(data: st.DataObject) -> None:
-    originals = LOG.export()
-    lines = LOG.export()
-    place = data.draw(st.integers(0, len(lines) - 1))
-    *outer, name = data.draw(st.sampled_from(paths(lines[place])))
-    target: Any = lines[place]
-    for step in outer:
-        target = target[step]
-    match data.draw(st.sampled_from(["change", "remove", "add"])):
-        case "change":
-            target[name] = data.draw(OTHER_VALUES)
-        case "remove":
-            del target[name]
-        case _ if isinstance(target, list):
-            target.append(data.draw(OTHER_VALUES))
-        case _:
-            target["another"] = data.draw(OTHER_VALUES)
-    # The list of keys in the first line is a convenience: fewer are no harm.
-    assume(json.dumps(lines[place]) != json.dumps(originals[place]) and (place > 0 or "keys" not in (*outer, name)))
-    assert_found_at(as_lines(lines), place)
-
-
-@given(st.data())
-def test_any_line_removed_or_repeated_or_moved_is_found(data: st.DataObject) -> None:
-    lines = as_lines(LOG.export())
-    place = data.draw(st.integers(0, len(lines) - 1))
-    line = lines.pop(place)
-    # Earlier checkpoints may be left out, and one may come twice: the last one vouches for all.
-    repeated = data.draw(st.booleans())
-    if repeated:
-        lines.insert(place, line)
-    to = data.draw(st.integers(0, len(lines)))
-    if repeated or data.draw(st.booleans()):
-        lines.insert(to, line)
-    unchanged = [each for each in lines if b'{"checkpoint"' not in each] == [
-        each for each in as_lines(LOG.export()) if b'{"checkpoint"' not in each
-    ]
-    assume(not (unchanged and b'{"checkpoint"' in line))
-    assume(lines != as_lines(LOG.export()))
-    with pytest.raises((TamperingFound, UnreadableExport)):
-        verify(lines, KEYS)
-
-
-@given(st.data())
-def test_any_rewrite_by_a_superuser_is_found(data: st.DataObject) -> None:
-    log = LOG.copy()
-    log.publish()
-    seq = data.draw(st.integers(1, log.size))
-    column = data.draw(st.sampled_from(COLUMNS))
-    change(log, seq, column)
-    if column == "payload_commitment":
-        log.forget((seq, seq))
-    honest = LOG.copy().nodes
-    log.rehash()
-    levels = data.draw(st.integers(0, 5))
-    log.nodes = {at: log.nodes[at] if at[0] < levels else honest[at] for at in log.nodes}
-    found = found_in(log.export())
-    assert names(found, seq, seq)
-    assert found.last_seq
-    assert found.first_seq
-    assert found.last_seq - found.first_seq < 4
