@@ -153,6 +153,6 @@ def test_many_workers_keep_a_line_in_order(workshop: Workshop) -> None:
 
 
 def waiting_for_locks(workshop: Workshop) -> int:
-    with workshop.sessions() as session:
+    with workshop.owner.connect() as connection:
         query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        return int(session.execute(text(query)).scalar_one())
+        return int(connection.execute(text(query)).scalar_one())

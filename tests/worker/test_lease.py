@@ -91,8 +91,8 @@ def test_it_survives_connections_that_the_server_ends(workshop: Workshop, held: 
     with lease(own_engine, held) as kept:
         for _ in range(3):
             wait_for_renewal(workshop, held)
-            with workshop.sessions() as session:
-                session.execute(text(others + " AND pid <> pg_backend_pid()"))
+            with workshop.owner.connect() as connection:
+                connection.execute(text(others + " AND pid <> pg_backend_pid()"))
         wait_for_renewal(workshop, held)
         assert not kept.lost
     own_engine.dispose()

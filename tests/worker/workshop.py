@@ -18,7 +18,7 @@ from sqlalchemy import select
 from app.access.callers import Caller
 from app.access.rules import Role
 from app.artifacts import open_store
-from app.database import make_engine, make_sessions
+from app.database import make_engine, make_owner_engine, make_sessions
 from app.datasets.snapshots import Snapshot
 from app.edits import line, service
 from app.edits.kinds import JobKind
@@ -79,6 +79,7 @@ class Workshop:
         self.settings = settings
         self.stage = stage
         self.engine = make_engine(settings.database_url)
+        self.owner = make_owner_engine(settings.database_url)  # sees and ends sessions, which the service may not
         self.sessions = make_sessions(self.engine)
         self.store = open_store(settings)
         self.doorbell = RqDoorbell(settings.redis_url, settings.queue_name)
