@@ -74,6 +74,9 @@ def history_export(session: Session, publisher: CheckpointPublisher) -> Iterator
     )
     notes = publisher.archive.from_size(0)
     note = next(notes, None)
+    if note is not None and parse_checkpoint(note).checkpoint.size == 0:
+        yield _line({"checkpoint": note})
+        note = next(notes, None)
     for first in range(1, size + 1, _CHUNK):
         last = min(first + _CHUNK - 1, size)
         completed: dict[int, list[str]] = {}

@@ -10,8 +10,10 @@ from sqlalchemy import text
 
 from app.embedded import ServerURLs
 from app.ledger import service as ledger
+from app.ledger.checkpoints import Checkpoint, sign_checkpoint
 from app.ledger.exports import lines_of
 from app.ledger.findings import TamperingFound
+from app.ledger.merkle import EMPTY_ROOT
 from app.ledger.verification import verify
 from tests.app.ledger.stored import ENTRIES, NODES, PAYLOADS, PUBLISHED, SIZE, History
 from tests.app.service import running_service
@@ -37,6 +39,13 @@ def test_an_untouched_history(history: History) -> None:
     verified = history.verified(*map(history.kept, PUBLISHED))
     assert (verified.entries, verified.checkpoints, verified.outside_checkpoints) == (SIZE, 3, 3)
     assert verified.erased_payloads == 0
+
+
+def test_a_checkpoint_of_no_entries_comes_before_the_first_one(history: History) -> None:
+    publisher = history.service.services.checkpoints
+    empty = Checkpoint(publisher.keys.origin, 0, EMPTY_ROOT)
+    publisher.archive.publish(sign_checkpoint(empty, *publisher.keys.signing_keys()))
+    assert history.verified().checkpoints == 4
 
 
 CHANGES = {
