@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from app.client import Job, LedgerEntry
+from app.demo.audit import LedgerOutcome
 
 ROWS_OF = {"fix_concept_labels": "fixed", "remove_samples": "removed", "add_samples": "added"}
 """Where the comparison has the closure of a kind of edit. One subject has too few rows for one, a drop has none."""
@@ -82,9 +83,20 @@ def _scores(metrics: Mapping[str, Any], edited: Mapping[str, Any], score: str) -
     return {f"{score}_{when}": found.get(when) for when in ("before", "after", "retrained")}
 
 
-def write_report(path: Path, *, seconds: float, device: str | None, outcomes: Sequence[EditOutcome]) -> None:
+def write_report(
+    path: Path, *, seconds: float, device: str | None, outcomes: Sequence[EditOutcome], ledger: LedgerOutcome
+) -> None:
     """Write ``demo-report.json``; ``seconds`` is the whole demo."""
-    body = {"seconds": round(seconds, 2), "device": device, "edits": [asdict(outcome) for outcome in outcomes]}
+    body = {
+        "seconds": round(seconds, 2),
+        "device": device,
+        "edits": [asdict(outcome) for outcome in outcomes],
+        "ledger": {
+            "entries": ledger.entries,
+            "verified": ledger.verified,
+            "tamper_detected_at": ledger.tamper_detected_at,
+        },
+    }
     path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
 
 

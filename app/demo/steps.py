@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -20,10 +21,13 @@ from app.client import (
     fix_concept_labels,
     remove_samples,
 )
+from app.demo.audit import LedgerOutcome, named_entry, tamper, verify_file
 from app.demo.digits import DigitRow, PlantedLabel, archive, definition, load, manifest, plant_wrong_labels
 from app.demo.display import Display
 from app.demo.plan import Plan
 from app.demo.report import ShownEdit, history_table, outcome_of
+from app.ledger.checkpoints import VerifierKey
+from app.ledger.findings import TamperingFound, UnreadableExport
 
 
 @dataclass
@@ -126,6 +130,38 @@ def remove_subject(demo: Demonstration) -> None:
     count = sum(row.subject == demo.leaving_subject for row in (*demo.rows, *demo.held_back))
     operation = remove_samples(subjects=[demo.leaving_subject])
     _edit(demo, "remove_subject", (f"Remove one subject ({count} rows)", "remove 1 subject"), operation)
+
+
+def verify_history(demo: Demonstration, directory: Path, keys: Sequence[VerifierKey]) -> LedgerOutcome:
+    """Export the history, verify it without the service, tamper with a copy, and see whether that is found.
+
+    Args:
+        directory: where ``history.jsonl`` and ``tampered.jsonl`` are written.
+        keys: the log's verifier keys, from elsewhere than the service: one that lies about its history lies about them.
+    """
+    export, copy = directory / "history.jsonl", directory / "tampered.jsonl"
+    with demo.display.line("Verify the exported history offline") as line:
+        demo.client.ledger_export(export)
+        try:
+            verified = verify_file(export, keys)
+        except (TamperingFound, UnreadableExport) as error:
+            line.finish(str(error), failed=True)
+            return LedgerOutcome(entries=0, verified=False)
+        line.finish(f"{verified.entries:,} entries, as signed")
+    with demo.display.line("Tamper with a copy, verify it again") as line:
+        tampering = tamper(export, copy)
+        outcome = LedgerOutcome(verified.entries, verified=True, tampered_at=tampering.seq)
+        lie = f"version {tampering.true_version} → {tampering.told_version}"
+        try:
+            verify_file(copy, keys)
+            line.finish(f"entry {tampering.seq} not named ({lie})", failed=True)
+        except TamperingFound as found:
+            outcome = replace(outcome, tamper_detected_at=named_entry(found))
+            if outcome.proved:
+                line.finish(f"entry {tampering.seq} named ({lie})")
+            else:
+                line.finish(f"entry {tampering.seq} not named ({lie}): {found}", failed=True)
+        return outcome
 
 
 def show_history(demo: Demonstration) -> None:

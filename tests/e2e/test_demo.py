@@ -20,6 +20,15 @@ from app.settings import Settings
 KINDS = ["fix_concept_labels", "drop_concepts", "remove_samples", "add_samples", "remove_subject"]
 
 
+def changed_entries(directory: Path) -> list[int]:
+    """The numbers of the entries in which the demo's tampered copy differs from the history."""
+    history, tampered = (
+        [json.loads(line) for line in (directory / name).read_bytes().splitlines()]
+        for name in ("history.jsonl", "tampered.jsonl")
+    )
+    return [one["entry"]["seq"] for one, other in zip(history, tampered, strict=True) if one != other]
+
+
 def test_the_demo_does_what_it_says_and_a_second_one_keeps_off_its_data(
     database_url: str, redis_url: str, tmp_path: Path
 ) -> None:
@@ -52,6 +61,11 @@ def test_the_demo_does_what_it_says_and_a_second_one_keeps_off_its_data(
             assert aucs == [None, None, None]
     for earlier, later in itertools.pairwise(edits):
         assert later["label_f1_before"] == pytest.approx(earlier["label_f1_after"])
+    entries, detected = (written["ledger"][name] for name in ("entries", "tamper_detected_at"))
+    assert written["ledger"] == {"entries": entries, "verified": True, "tamper_detected_at": detected}
+    assert f"{entries} entries, as signed" in shown
+    assert f"entry {detected} named" in shown
+    assert changed_entries(data_dir / "demo") == [detected]
     assert "newest first" in shown
     assert "version.published" in shown
     with Image.open(tmp_path / "demo.png") as picture:

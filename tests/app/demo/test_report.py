@@ -10,6 +10,7 @@ from PIL import Image
 from rich.console import Console
 
 from app.client import Job, LedgerEntry
+from app.demo.audit import LedgerOutcome
 from app.demo.picture import draw
 from app.demo.report import EditOutcome, ShownEdit, history_table, outcome_of, outcome_table, write_report
 
@@ -112,12 +113,14 @@ def test_a_failed_edit() -> None:
 def test_the_report_is_json_with_null_for_what_does_not_apply(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     outcomes = [outcome_of(kind, EDIT, RETRAINING) for kind in ("drop_concepts", "remove_samples")]
-    write_report(path, seconds=101.234, device="cpu", outcomes=outcomes)
+    ledger = LedgerOutcome(41, verified=True, tampered_at=21, tamper_detected_at=21)
+    write_report(path, seconds=101.234, device="cpu", outcomes=outcomes, ledger=ledger)
     report = json.loads(path.read_bytes())
     assert (report["seconds"], report["device"]) == (101.23, "cpu")
     assert [edit["kind"] for edit in report["edits"]] == ["drop_concepts", "remove_samples"]
     assert all(set(edit) == KEYS for edit in report["edits"])
     assert report["edits"][0]["closure"] is None
+    assert report["ledger"] == {"entries": 41, "verified": True, "tamper_detected_at": 21}
 
 
 def test_the_table_fits_a_terminal_of_eighty_columns() -> None:
@@ -143,13 +146,16 @@ def test_the_history_names_versions_and_who() -> None:
             "at": "2025-01-01T10:20:30Z",
             "kind": "version.published",
             "actor_ref": "worker",
-            "dataset": "digits",
-            "model": "digits",
-            "job": None,
+            "subject_ref": None,
+            "dataset_id": "digits",
+            "model_id": "digits",
+            "job_id": None,
             "parent_version": 3,
             "result_version": 4,
             "artifact_sha256": "ab" * 32,
-            "payload": {},
+            "payload_commitment": "cd" * 32,
+            "payload": None,
+            "payload_salt": None,
         }
     )
     console = Console(width=100)
