@@ -95,7 +95,7 @@ def demo(
             f"There is no directory {report.parent} for the report. Make it, or choose another --report."
         )
     if not run_demo(settings_of(), data_dir=data, report=report, plan=Plan(), console=Console()):
-        raise CommandError("An edit did not succeed; the table says which.")
+        raise CommandError("Not everything succeeded; what is shown above says what did not.")
 
 
 @cli.command("demo-data")
