@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
+import structlog
 from sqlalchemy import Row, Select, select, text
 from sqlalchemy.orm import Session
 
 from app.kit.schemas import AnswerBody
+from app.ledger.archive import ConflictingCheckpoint
 from app.ledger.checkpoints import parse_checkpoint
 from app.ledger.entries import LedgerEntryBody, entry_text
 from app.ledger.exports import LEDGER_FORMAT, MODEL_FORMAT, RECEIPT_FORMAT
 from app.ledger.filters import entries_with_payloads
-from app.ledger.publishing import CheckpointPublisher
-from app.ledger.reading import inclusion_proofs
+from app.ledger.publishing import CheckpointPublisher, LedgerContradicted
+from app.ledger.reading import inclusion_proofs, tree_size
+from app.ledger.service import LedgerDamaged
 from app.tables import LedgerEntry, LedgerPayload
 
+_log = structlog.get_logger(__name__)
 _CHUNK = 1024  # entries at once: a few hundred KB
 # Nodes that entries number :first to :last completed: those whose last leaf is one of them.
 _COMPLETED = text("""
@@ -63,11 +68,19 @@ def receipt_of(session: Session, publisher: CheckpointPublisher, entries: Sequen
 def history_export(session: Session, publisher: CheckpointPublisher) -> Iterator[str]:
     """Lines of everything: entries, stored nodes, and every published checkpoint after its last entry.
 
+    A history that is not the one signed before is exported too, with the checkpoints that it contradicts and no new
+    one: whoever verifies it learns from which entry on.
+
     ``session`` must see one moment throughout (REPEATABLE READ), or a payload erased meanwhile would be missing
     without the entry that says so.
     """
-    newest = publisher.publish(session)
-    size = parse_checkpoint(newest).checkpoint.size
+    size = tree_size(session)
+    contradicted = False
+    try:
+        publisher.publish(session)
+    except (LedgerContradicted, LedgerDamaged, ConflictingCheckpoint) as error:
+        contradicted = True
+        _log.error("checkpoint_refused", reason=str(error))
     keys = publisher.keys.published()
     yield _line(
         {"format": LEDGER_FORMAT, "origin": publisher.keys.origin, "size": size, "keys": [str(k.key) for k in keys]}
@@ -88,6 +101,8 @@ def history_export(session: Session, publisher: CheckpointPublisher) -> Iterator
             while note is not None and parse_checkpoint(note).checkpoint.size <= entry.seq:
                 yield _line({"checkpoint": note})
                 note = next(notes, None)
+    if contradicted:  # perhaps more was signed for than is there; else what is left was signed since
+        yield from (_line({"checkpoint": left}) for left in chain([note] if note else [], notes))
 
 
 def model_export(session: Session, publisher: CheckpointPublisher, model_id: str) -> Iterator[str]:

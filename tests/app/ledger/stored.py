@@ -20,7 +20,7 @@ from app.ledger.kinds import LedgerKind
 from app.ledger.verification import outside_checkpoint, verify
 from app.tables import Base
 from tests.app.ledger.logs import leaf_hash_of
-from tests.app.service import Service, problem
+from tests.app.service import Service
 from tests.builders import build_key, build_ready_model
 
 SIZE = 13
@@ -139,5 +139,9 @@ class History:
         return found.value.first_seq, found.value.last_seq
 
     def assert_not_signed(self) -> None:
-        """The service itself notices, and signs nothing."""
-        problem(self.service.get("/ledger/export"), 503, "ledger_not_signed")
+        """The service itself notices, signs nothing, and shows what it has to whoever will verify it."""
+        archive = self.service.services.checkpoints.archive
+        before = [*archive.from_size(0)]
+        with pytest.raises(TamperingFound):
+            self.verified()
+        assert [*archive.from_size(0)] == before

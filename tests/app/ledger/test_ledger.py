@@ -279,18 +279,20 @@ def test_who_sees_what_of_the_history(service: Service) -> None:
 
 def test_nobody_signs_a_history_that_contradicts_what_was_signed(service: Service, database_url: str) -> None:
     with service.sessions.begin() as session:
+        build_ready_model(session, service.store, build_key(session)[0])
         for number in range(9):
-            write(session, payload={"n": number})
-    before = service.get("/ledger/export")  # publishes a checkpoint
-    assert before.status_code == 200
+            write(session, model_id="digits-model", payload={"n": number})
+    path = "/models/digits-model/ledger/export"
+    assert service.get(path).status_code == 200  # publishes a checkpoint
     with make_owner_engine(database_url).begin() as owner:
         for table in ("ledger_entries", "ledger_nodes"):
             owner.execute(text(f"ALTER TABLE {table} DISABLE TRIGGER append_only"))
-        owner.execute(text("UPDATE ledger_nodes SET hash = sha256(hash) WHERE level = 1 AND position = 1"))
         owner.execute(text("UPDATE ledger_nodes SET hash = sha256(hash) WHERE level = 3 AND position = 0"))
     with service.sessions.begin() as session:
         write(session)
-    problem(service.get("/ledger/export"), 503, "ledger_not_signed")
+        seq = tree_size(session) + 1
+    problem(service.get(path), 503, "ledger_not_signed")
+    problem(service.get(f"/ledger/entries/{seq}"), 503, "ledger_not_signed")
     with make_owner_engine(database_url).begin() as owner:
         owner.execute(text("DELETE FROM ledger_entries WHERE seq > 3"))
-    problem(service.get("/ledger/export"), 503, "ledger_not_signed")
+    problem(service.get(path), 503, "ledger_not_signed")

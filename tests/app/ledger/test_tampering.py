@@ -154,6 +154,7 @@ def test_nothing_is_signed_over_changed_or_missing_peaks(
 def test_a_tail_cut_off(history: History) -> None:
     history.cut(9)
     history.assert_not_signed()
+    assert history.found() == (10, 13)
     history.unpublish(13)
     assert history.verified(history.kept(8)).entries == 9
     assert history.found(history.kept(13)) == (10, 13)
