@@ -164,6 +164,7 @@ def test_a_rewrite_with_right_hashes(history: History) -> None:
     history.run("UPDATE ledger_entries SET actor_ref = 'worker' WHERE seq = 6")
     history.rehash()
     history.assert_not_signed()
+    assert history.found() == (6, 8)
     for size in (8, 13):
         history.unpublish(size)
     assert history.verified(history.kept(5)).entries == SIZE
