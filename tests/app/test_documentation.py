@@ -68,7 +68,14 @@ def test_ledger_kinds() -> None:
 
 
 def test_the_table_of_roles() -> None:
-    columns = (Permission.READ, Permission.CREATE, Permission.EDIT, Permission.MOVE_ALIAS, Permission.MANAGE_KEYS)
+    columns = (
+        Permission.READ,
+        Permission.AUDIT,
+        Permission.CREATE,
+        Permission.EDIT,
+        Permission.MOVE_ALIAS,
+        Permission.MANAGE_KEYS,
+    )
     assert set(columns) == set(Permission)
     expected = [
         f"| `{role.value}` | " + " | ".join("yes" if column in RULES[role] else "no" for column in columns) + " |"
