@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import Any
 
 import structlog
@@ -26,6 +25,7 @@ from app.ledger.service import LedgerDamaged
 from app.tables import LedgerEntry, LedgerPayload
 
 _log = structlog.get_logger(__name__)
+_NO_NOTE = (2**63, "")
 _CHUNK = 1024  # entries at once: a few hundred KB
 # Nodes that entries number :first to :last completed: those whose last leaf is one of them.
 _COMPLETED = text("""
@@ -85,11 +85,11 @@ def history_export(session: Session, publisher: CheckpointPublisher) -> Iterator
     yield _line(
         {"format": LEDGER_FORMAT, "origin": publisher.keys.origin, "size": size, "keys": [str(k.key) for k in keys]}
     )
-    notes = publisher.archive.from_size(0)
-    note = next(notes, None)
-    if note is not None and parse_checkpoint(note).checkpoint.size == 0:
+    notes = ((parse_checkpoint(note).checkpoint.size, note) for note in publisher.archive.from_size(0))
+    signed_size, note = next(notes, _NO_NOTE)
+    if signed_size == 0:
         yield _line({"checkpoint": note})
-        note = next(notes, None)
+        signed_size, note = next(notes, _NO_NOTE)
     for first in range(1, size + 1, _CHUNK):
         last = min(first + _CHUNK - 1, size)
         completed: dict[int, list[str]] = {}
@@ -98,11 +98,12 @@ def history_export(session: Session, publisher: CheckpointPublisher) -> Iterator
         for entry, opening in _chunk(session, select(LedgerEntry, LedgerPayload), first, last):
             nodes = json.dumps(completed.get(entry.seq, []))
             yield f'{{"entry":{entry_text(entry, opening)},"nodes":{nodes}}}\n'
-            while note is not None and parse_checkpoint(note).checkpoint.size <= entry.seq:
+            while signed_size <= entry.seq:
                 yield _line({"checkpoint": note})
-                note = next(notes, None)
-    if contradicted:  # perhaps more was signed for than is there; else what is left was signed since
-        yield from (_line({"checkpoint": left}) for left in chain([note] if note else [], notes))
+                signed_size, note = next(notes, _NO_NOTE)
+    if contradicted and note:  # perhaps more was signed for than is there; else what is left was signed since
+        yield _line({"checkpoint": note})
+        yield from (_line({"checkpoint": left}) for _, left in notes)
 
 
 def model_export(session: Session, publisher: CheckpointPublisher, model_id: str) -> Iterator[str]:

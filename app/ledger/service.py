@@ -25,22 +25,8 @@ from app.ledger.ranges import as_ranges
 from app.tables import LedgerEntry, LedgerPayload
 
 _WAITING = "app.ledger.waiting"
-# Whoever holds the lock and falls silent, frozen or cut off, must not stop everybody else.
-_LOCK = text("""
-    SELECT pg_advisory_xact_lock(hashtext('modelmend ledger')),
-           set_config('idle_in_transaction_session_timeout', '5s', true)
-""")
-# A statement of its own after the lock: it has to see what the one before us committed. The peaks of the tree are the
-# nodes at the set bits of its size.
-_TIP = text("""
-    SELECT coalesce(newest.seq, 0) AS size, newest.at, clock_timestamp() AS now,
-           array_agg(nodes.level) AS levels, array_agg(nodes.position) AS positions, array_agg(nodes.hash) AS hashes
-    FROM (SELECT) AS always
-    LEFT JOIN (SELECT seq, at FROM ledger_entries ORDER BY seq DESC LIMIT 1) AS newest ON true
-    LEFT JOIN generate_series(0, 62) AS bit ON (newest.seq >> bit) & 1 = 1
-    LEFT JOIN ledger_nodes AS nodes ON nodes.level = bit AND nodes.position = (newest.seq >> bit) - 1
-    GROUP BY newest.seq, newest.at
-""")
+# Waits for the lock, then reads what the one before us committed; a function of the database, to go there only once.
+_TIP = text("SELECT size, at, levels, positions, hashes FROM ledger_tip()")
 _WRITE = text("""
     WITH entries AS (
         INSERT INTO ledger_entries (seq, kind, actor_ref, subject_ref, dataset_id, model_id, job_id, parent_version,
@@ -173,7 +159,7 @@ def erase_payloads(session: Session, seqs: Iterable[int], *, actor_ref: str) -> 
 
 def lock(session: Session) -> None:
     """Nobody else appends until the session's transaction ends."""
-    session.execute(_LOCK)
+    session.execute(_TIP)
 
 
 @event.listens_for(Session, "before_commit", insert=True)
@@ -183,13 +169,11 @@ def _write_waiting(session: Session) -> None:
     waiting: list[_Draft] = session.info.pop(_WAITING, [])
     if waiting:
         session.flush()  # whatever it may wait for, it does before others wait for us
-        lock(session)
         _write(session, waiting)
 
 
 def _write(session: Session, drafts: Sequence[_Draft]) -> None:
     tip = session.execute(_TIP).one()
-    at = tip.now if tip.at is None else max(tip.now, tip.at)  # a clock put back does not turn the history round
     nodes = _peaks(tip)
     stored_before = len(nodes)
 
@@ -198,7 +182,7 @@ def _write(session: Session, drafts: Sequence[_Draft]) -> None:
 
     try:
         for seq, draft in enumerate(drafts, start=tip.size + 1):
-            nodes.update(appended(seq - 1, leaf_hash(leaf_bytes(draft.leaf(seq, at))), node))
+            nodes.update(appended(seq - 1, leaf_hash(leaf_bytes(draft.leaf(seq, tip.at))), node))
     except KeyError as error:
         raise LedgerDamaged(
             f"The ledger's node {error.args[0]} is missing; `modelmend ledger verify` an export."
@@ -206,7 +190,7 @@ def _write(session: Session, drafts: Sequence[_Draft]) -> None:
     fresh = dict(islice(nodes.items(), stored_before, None))
     values: dict[str, Any] = {name: [getattr(draft, name) for draft in drafts] for name in _COLUMNS}
     values |= {
-        "at": at,
+        "at": tip.at,
         "seq": list(range(tip.size + 1, tip.size + 1 + len(drafts))),
         "level": [level for level, _ in fresh],
         "position": [position for _, position in fresh],
@@ -218,6 +202,5 @@ def _write(session: Session, drafts: Sequence[_Draft]) -> None:
 def _peaks(tip: Row[Any]) -> dict[Coordinate, bytes]:
     return {
         (level, position): bytes(digest)
-        for level, position, digest in zip(tip.levels, tip.positions, tip.hashes, strict=True)
-        if digest is not None
+        for level, position, digest in zip(tip.levels or (), tip.positions or (), tip.hashes or (), strict=True)
     }

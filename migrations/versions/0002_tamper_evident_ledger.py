@@ -50,6 +50,7 @@ def upgrade() -> None:
     for table in ("ledger_entries", "ledger_nodes"):
         _refuse(table, "UPDATE OR DELETE OR TRUNCATE")
     _refuse("ledger_payloads", "UPDATE OR TRUNCATE")
+    _create_tip()
     _grant()
 
 
@@ -146,6 +147,32 @@ def _refuse(table: str, what: str) -> None:
     )
 
 
+def _create_tip() -> None:
+    """The end of the ledger, for whoever appends next and nobody else until the transaction ends.
+
+    A transaction that holds the lock and falls silent, frozen or cut off, is ended by the server. What the one before
+    committed is seen because each statement of a volatile function looks anew. Time never runs backwards. The peaks of
+    the tree are the nodes at the set bits of its size.
+    """
+    op.execute("""
+        CREATE FUNCTION ledger_tip(
+            OUT size bigint, OUT at timestamptz, OUT levels smallint[], OUT positions bigint[], OUT hashes bytea[]
+        ) LANGUAGE plpgsql VOLATILE AS $$
+        BEGIN
+            PERFORM pg_advisory_xact_lock(hashtext('modelmend ledger')),
+                    set_config('idle_in_transaction_session_timeout', '5s', true);
+            SELECT entries.seq, entries.at INTO size, at FROM ledger_entries AS entries ORDER BY seq DESC LIMIT 1;
+            size := coalesce(size, 0);
+            at := greatest(at, clock_timestamp());
+            SELECT array_agg(nodes.level), array_agg(nodes.position), array_agg(nodes.hash)
+            INTO levels, positions, hashes
+            FROM generate_series(0, 62) AS bit
+            JOIN ledger_nodes AS nodes ON nodes.level = bit AND nodes.position = (size >> bit) - 1
+            WHERE (size >> bit) & 1 = 1;
+        END $$
+    """)
+
+
 def _grant() -> None:
     # Roles belong to the whole cluster: another database of it may have made this one, even at this very moment.
     # Looked for first: an owner who may not make roles finds it made by whoever set up the cluster.
@@ -189,7 +216,7 @@ def downgrade() -> None:
     )
     for table in ("ledger_entries", "ledger_payloads", "ledger_nodes"):
         op.drop_table(table)
-    op.execute("DROP FUNCTION refuse_to_change_the_ledger()")
+    op.execute("DROP FUNCTION refuse_to_change_the_ledger(), ledger_tip()")
     op.rename_table("plain_ledger_entries", "ledger_entries")
     op.execute("ALTER TABLE ledger_entries RENAME CONSTRAINT pk_plain_ledger_entries TO pk_ledger_entries")
     op.create_index("ix_ledger_entries_model_id_seq", "ledger_entries", ["model_id", "seq"], unique=False)
