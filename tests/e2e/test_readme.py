@@ -45,7 +45,7 @@ def test_the_examples_work_as_printed(tmp_path: Path) -> None:
         )
         assert ran.returncode == 0, ran.stderr
         outputs = [objects(output) for output in ran.stdout.split(PAUSE.strip().split('"')[1])[2:]]
-        (dataset,), trained, fitted, fixed, several, (refusal,), history = outputs
+        (dataset,), trained, fitted, fixed, several, (refusal,), history, _ = outputs
         assert 1650 < sum(dataset["counts"].values()) < 1700
         assert {job["state"] for job in (trained[0], fitted[0], fixed[1], several[0])} == {"queued"}
         assert fixed[0]["counts"]["labels_changed"] > 0
