@@ -212,8 +212,6 @@ def history(client: httpx.Client) -> dict[str, float]:
         }
         names = chance.sample(sorted(wanted), chance.choice([0, 1, 1, 2, 2, 3]))
         parameters = {name: wanted[name] for name in names}
-        if path == "/ledger" and "version" in parameters:
-            parameters["model"] = model
         if not names and path != "/ledger" and tokens[model]:
             parameters["page_token"] = tokens[model]
         began = time.perf_counter()
