@@ -39,7 +39,7 @@ class Case:
 
     def whole(self) -> EditedData:
         """The sequence as one edit."""
-        return EditedData(self.requests[0].data.before, self.last.data.after, self.last.data.dropped)
+        return replace(self.last.data, before=self.requests[0].data.before)
 
 
 class Draw:

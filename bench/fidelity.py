@@ -37,7 +37,8 @@ from worker.cbm.metrics import concept_metrics, label_metrics
 from worker.cbm.training import concept_losses, predict_logits
 from worker.curvature import Factors
 from worker.data.tensors import LabelledImages
-from worker.editing.phases import Settings
+from worker.editing.arithmetic import batch_size
+from worker.editing.bench import Settings
 from worker.evidence.membership import loss_attack_auc
 
 BASE_SEED = 100
@@ -70,7 +71,7 @@ def trained_by(**settings: Any) -> dict[str, Any]:
 
 PRESETS = {
     "small": Preset(
-        Shape(20, 6, 32, 1000, 300, 700, hidden=0.08, other=0.03, noise=0.5),
+        Shape(20, 6, 32, 1000, 300, 3000, hidden=0.08, other=0.03, noise=0.5),
         {"name": "small_conv", "width": 24, "image_size": 32, "channels": 3},
         trained_by(epochs=20, batch_size=32, learning_rate=4e-3),
     ),
@@ -110,10 +111,10 @@ class Comparison:
         predictor, label_predictor = model
 
         def logits(rows: LabelledImages) -> Tensor:
-            found = predict_logits(predictor, rows.images)
+            found = predict_logits(predictor, rows.images, batch_size(rows.images.device))
             return found if columns is None else found[:, columns]
 
-        whole = torch.sigmoid(predict_logits(predictor, self.test.images))
+        whole = torch.sigmoid(predict_logits(predictor, self.test.images, batch_size(self.test.images.device)))
         predicted = label_predictor.logits(whole).argmax(dim=1).cpu().numpy()
         p = whole if columns is None else whole[:, columns]
         known = self.test.concepts[:, : p.shape[1]]

@@ -15,10 +15,10 @@ from worker.cbm.label_predictor import LabelPredictor, fit_label_predictor
 from worker.cbm.training import concept_losses, predict_logits, train_concept_predictor
 from worker.curvature import Batch, Factors, fit_factors
 from worker.data.tensors import LabelledImages
+from worker.editing.bench import Settings
 from worker.editing.edited_data import EditedData
 from worker.editing.engine import EditInput, edit
 from worker.editing.guard import EditRefused
-from worker.editing.phases import Settings
 
 Settled = tuple[ConceptPredictor, LabelPredictor]
 """Both predictors of a model."""

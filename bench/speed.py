@@ -31,9 +31,9 @@ from worker.cbm.label_predictor import fit_label_predictor
 from worker.cbm.training import predict_logits, train_concept_predictor
 from worker.curvature import Batch, fit_factors
 from worker.data.tensors import LabelledImages
+from worker.editing.bench import Settings
 from worker.editing.edited_data import EditedData
 from worker.editing.engine import EditInput, edit
-from worker.editing.phases import Settings
 
 CLASSES = 20
 TRAINING = {

@@ -19,11 +19,11 @@ from worker.computing.training import train_both
 from worker.computing.workbench import Workbench, metrics
 from worker.curvature.factors import Factors
 from worker.data.tensors import LabelledImages
+from worker.editing.bench import Settings
 from worker.editing.edited_data import UNKNOWN, EditedData
 from worker.editing.engine import EditInput, held_out_metrics
 from worker.editing.engine import edit as edit_model
 from worker.editing.guard import EditRefused
-from worker.editing.phases import Settings
 from worker.evidence.membership import loss_attack_auc
 from worker.tasks import Result, Task, TaskFailure
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -16,20 +15,21 @@ from torch import Tensor
 from worker.cbm.concept_predictor import HEAD, ConceptPredictor, with_head_rows
 from worker.cbm.label_predictor import LabelPredictor, closed_form_edit, fit_label_predictor
 from worker.cbm.metrics import concept_metrics, label_metrics
-from worker.cbm.training import predict_logits
 from worker.curvature import vectors
 from worker.curvature.factors import Factors
 from worker.curvature.surgery import drop_outputs
 from worker.data.tensors import LabelledImages
+from worker.editing.arithmetic import Twin, exact_logits
+from worker.editing.bench import Bench, Progress, Settings, Step, chosen
+from worker.editing.concepts import drop, extend
 from worker.editing.edited_data import EditedData
-from worker.editing.gradients import after_gradient, edit_gradient
+from worker.editing.forgetting import forget
+from worker.editing.gradients import after_gradient, edit_gradient, objective_gradient_norm
 from worker.editing.growth import grown, grown_factors, grown_label_predictor
 from worker.editing.guard import EditRefused, require_classes, require_gain, require_utility
-from worker.editing.phases import Bench, Progress, Settings, Step, drop, extend, forget, learn, warm_pass
+from worker.editing.learning import learn
 from worker.editing.step import Line, inverse_factors, recompute_statistics
-
-REPAIR_THRESHOLD = 1.02
-"""Repair when the held-out concept loss is this many times what it was."""
+from worker.editing.warming import warm
 
 
 @dataclass(frozen=True)
@@ -99,34 +99,34 @@ def edit(
     """
     require_classes(given.data.before.classes, given.data.after.classes, given.classes)
     timings = Timings()
-    model, factors = copy.deepcopy(given.model), given.factors
-    weight_decay = given.training["weight_decay"]
-    if given.data.new:
-        with timings.stage("extend"):
-            model = grown(model, given.data.new, given.data.after, given.calibration)
-            factors = grown_factors(factors, given.data.new)
-    bench = Bench(model, factors, given.calibration, given.training, settings, progress)
-    before = held_out_metrics(given.model, given.label_predictor, given, edited=False)
-    start = copy.deepcopy(model)
-    origin = vectors.from_parameters(model)
-    sample = bench.sample(given.data.untouched)
-    gradient_before = vectors.norm(after_gradient(model, given.data, sample, weight_decay))
-    if len(given.data.removed):
-        recompute_statistics(model, given.data.after.images)
+    with timings.stage("preparing"):
+        model, factors = _prepared(given)
+        bench = Bench(model, factors, given.calibration, given.training, settings, progress)
+        start = Twin(given.model).logits(given.calibration.images) if given.data.new else bench.held_out
+        origin = vectors.from_parameters(model)
+        kept = given.data.after.images
+        everyone = torch.arange(len(kept), device=kept.device)
+        norm_rows = given.data.after.take(chosen(everyone, settings.norm_rows, settings.seed))
+        gradient_before = objective_gradient_norm(bench.twin.now(), norm_rows, bench.weight_decay)
+        if len(given.data.removed):
+            recompute_statistics(model, kept[chosen(everyone, settings.statistics_rows, settings.seed)])
     if method == "closed_form":
         with timings.stage("solving"):
-            steps, repair_steps = [_closed_form_step(bench, given.data)], 0
+            steps = [_closed_form_step(bench, given.data)]
     else:
-        steps, repair_steps = _moved(bench, start, given.data, timings)
-    if not math.isfinite(bench.loss(given.calibration)):
-        raise EditRefused("utility_fell", "the held-out concept loss is not a finite number after the step")
-    gradient_after = vectors.norm(after_gradient(model, given.data, sample, weight_decay))
+        steps = _moved(bench, given.data, timings)
     step_norm = vectors.norm(vectors.axpy(-1.0, origin, vectors.from_parameters(model)))
     edited = with_head_rows(model, _kept(given))
     with timings.stage("label_predictor"):
         progress("label_predictor", 0, 1)
+        held_out = bench.held_out
+        if not bool(torch.isfinite(bench.held_out_losses).all()):
+            raise EditRefused("utility_fell", "the held-out concept loss is not a finite number after the step")
         label_predictor = _label_predictor(given, edited, label_solver)
-    after = held_out_metrics(edited, label_predictor, given, edited=True)
+    with timings.stage("guard"):
+        before = _metrics(start, given.label_predictor, given, edited=False)
+        after = _metrics(held_out[:, _kept(given)], label_predictor, given, edited=True)
+        gradient_after = objective_gradient_norm(bench.twin.now(), norm_rows, bench.weight_decay)
     require_utility(before, after, tolerance)
     if method == "solve":
         require_gain(steps)
@@ -137,8 +137,7 @@ def edit(
             "damping": bench.damping,
             "iterations": sum(step.iterations for step in steps if step.phase != "warm_pass"),
             "steps": [step.to_json() for step in steps],
-            "repair_steps": repair_steps,
-            "curvature_rows": min(settings.curvature_rows, len(given.data.after)),
+            "curvature_rows": min(bench.curvature_rows(given.data), len(given.data.after)),
             "gradient_norm": {"before": gradient_before, "after": gradient_after},
             "batch_norm": given.factors.record.bn,
         },
@@ -159,7 +158,11 @@ def held_out_metrics(
     Args:
         edited: whether the model has the edited version's columns, or the base version's.
     """
-    probabilities = torch.sigmoid(predict_logits(model, given.calibration.images))
+    return _metrics(Twin(model).logits(given.calibration.images), label_predictor, given, edited=edited)
+
+
+def _metrics(logits: Tensor, label_predictor: LabelPredictor, given: EditInput, *, edited: bool) -> dict[str, float]:
+    probabilities = torch.sigmoid(logits)
     predicted = label_predictor.logits(probabilities).argmax(dim=1)
     both = [j for j in _kept(given) if j not in set(given.data.new)]  # new ones are the last in either order
     columns = list(range(len(both))) if edited else both
@@ -170,6 +173,32 @@ def held_out_metrics(
     )
     labels = label_metrics(predicted.cpu().numpy(), given.calibration.classes.cpu().numpy(), len(given.classes))
     return {"concept_f1": concepts["concept_f1"], **labels}
+
+
+def _prepared(given: EditInput) -> tuple[ConceptPredictor, Factors]:
+    """A model to move, with rows for new concepts, and factors that fit it."""
+    if not given.data.new:
+        return copy.deepcopy(given.model), given.factors
+    model = grown(given.model, given.data.new, given.data.after, given.calibration)
+    return model, grown_factors(given.factors, given.data.new)
+
+
+def _moved(bench: Bench, data: EditedData, timings: Timings) -> list[Step]:
+    """Every movement that the edit asks for, and warm passes where a step fell short or the rest paid.
+
+    They work on disjoint rows of one edited data set, so their order is a choice: what must be learned comes first,
+    and forgetting last, because learning drifts back towards membership.
+    """
+    start = bench.held_out_loss
+    steps: list[Step] = []
+    for name, phase in (("drop", drop), ("extend", extend), ("learn", learn)):
+        with timings.stage(name):
+            steps += phase(bench, data)
+    with timings.stage("repair"):
+        steps += warm(bench, data, steps, start)
+    with timings.stage("forget"):
+        steps += forget(bench, data)
+    return steps
 
 
 def _kept(given: EditInput) -> list[int]:
@@ -191,41 +220,9 @@ def _closed_form_step(bench: Bench, data: EditedData) -> Step:
     )
 
 
-def _moved(bench: Bench, start: ConceptPredictor, data: EditedData, timings: Timings) -> tuple[list[Step], int]:
-    """Every movement that the edit asks for, and a repair where the rest paid; how many steps that took."""
-    start_loss = bench.loss(bench.calibration)
-    steps: list[Step] = []
-    for name, phase in (("drop", drop), ("extend", extend), ("learn", learn), ("forget", forget)):
-        with timings.stage(name):
-            steps += phase(bench, data)
-    repair_steps = 0
-    with timings.stage("repair"):
-        if bench.loss(bench.calibration) > REPAIR_THRESHOLD * start_loss:
-            repair_steps = _repair(bench, start, data)
-            levels = [step.unseen for step in steps if step.unseen]
-            if repair_steps and levels:  # the pass drifts back towards membership
-                steps += forget(bench, data, levels[0])
-    return steps, repair_steps
-
-
-def _repair(bench: Bench, start: ConceptPredictor, data: EditedData) -> int:
-    """A warm pass, undone unless the held-out loss fell."""
-    bench.progress("repair", 0, 1)
-    before, state = bench.loss(bench.calibration), copy.deepcopy(bench.model.state_dict())
-    sample = bench.sample(data.untouched)
-    unfinished = vectors.axpy(
-        1.0, edit_gradient(start, data, sample), after_gradient(start, data, sample, bench.weight_decay)
-    )
-    steps = warm_pass(bench, data.after, unfinished, share=0.25, seed=bench.settings.seed)
-    if bench.loss(bench.calibration) < before:
-        return steps
-    bench.model.load_state_dict(state)
-    return 0
-
-
 def _label_predictor(given: EditInput, edited: ConceptPredictor, solver: str) -> LabelPredictor:
     data, weight_decay = given.data, given.training["label_weight_decay"]
-    after = _probabilities(edited, data.after)
+    after = torch.sigmoid(exact_logits(edited, data.after.images))
     if solver == "converged" or data.new:  # the paper has no theorem for new concepts
         start = grown_label_predictor(given.label_predictor, data.new).without_concepts(list(data.dropped))
         return fit_label_predictor(
@@ -233,13 +230,9 @@ def _label_predictor(given: EditInput, edited: ConceptPredictor, solver: str) ->
         )
     return closed_form_edit(
         given.label_predictor,
-        before=(_probabilities(given.model, data.before), data.before.classes),
-        intermediate=_probabilities(given.model, data.after)[:, _kept(given)],
+        before=(torch.sigmoid(exact_logits(given.model, data.before.images)), data.before.classes),
+        intermediate=torch.sigmoid(exact_logits(given.model, data.after.images))[:, _kept(given)],
         after=(after, data.after.classes),
         weight_decay=weight_decay,
         dropped=data.dropped,
     )
-
-
-def _probabilities(model: ConceptPredictor, rows: LabelledImages) -> Tensor:
-    return torch.sigmoid(predict_logits(model, rows.images))

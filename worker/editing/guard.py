@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from worker.editing.phases import Step
+from worker.editing.bench import Step
 
 
 class EditRefused(Exception):

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 
 Loss = Callable[[float], float]
 
+_RETREATS, _HALVINGS = 4, 10
+
 
 def scale_reaching(loss: Loss, level: float, *, most: float, iterations: int = 12) -> float:
-    """The scale in ``[0, most]`` at which a rising ``loss`` reaches ``level``, by bisection.
+    """The scale in ``[0, most]`` at which a rising ``loss`` reaches ``level``, from below.
 
-    0 where it is there from the start, ``most`` where it never gets there. A loss that is not finite counts as past
-    the level: the model has broken on the way.
+    From full length by doubling or halving, then by that many bisections between the last two: relative precision,
+    since directions may be many times too long. 0 where the level is reached from the start, ``most`` where never. A
+    loss that is not finite counts as past the level: the model has broken on the way.
     """
 
     def past(scale: float) -> bool:
@@ -25,9 +28,20 @@ def scale_reaching(loss: Loss, level: float, *, most: float, iterations: int = 1
 
     if past(0.0):
         return 0.0
-    low, high = 0.0, most
-    if not past(most):
-        return most
+    low, high = 0.0, min(1.0, most)
+    if past(high):
+        for _ in range(_HALVINGS):
+            if not past(high / 2):
+                low = high / 2
+                break
+            high /= 2
+    else:
+        while True:
+            if high >= most:
+                return most
+            low, high = high, min(2 * high, most)
+            if past(high):
+                break
     for _ in range(iterations):
         middle = (low + high) / 2
         if past(middle):
@@ -38,51 +52,56 @@ def scale_reaching(loss: Loss, level: float, *, most: float, iterations: int = 1
 
 
 @dataclass(frozen=True)
-class Trial:
-    """Losses measured at one scale: of the edited rows, and of the calibration split."""
+class Place:
+    """A scale, and the loss of the edited rows there."""
 
     scale: float
     edited: float
-    held_out: float
 
 
-def best_trial(trials: Sequence[Trial], *, level: float, held_out_limit: float) -> Trial:
+def falling_to(
+    edited: Loss, held_out: Loss, scales: Sequence[float], *, level: float, held_out_limit: float, refinements: int = 1
+) -> Place:
     """Where to stop on the way to a loss that should fall to ``level`` and no further.
 
-    The first scale, in ascending order, that reaches the level with the held-out loss within its limit; else the one
-    with the least edited loss among those within the limit. The trial at scale 0 is always within.
+    Walks up the scales until the level is reached or the loss rises again. If reached, bisection between the last two
+    scales stops no further than asked. From there, back down the scales until the held-out loss is within its limit;
+    it is measured nowhere else, as it is the dearer one. Where even the first scale is too far, halves of it are
+    tried; at worst scale 0.
 
     Args:
-        trials: in ascending order of scale, the first at 0.
+        scales: ascending, the first 0.
         held_out_limit: the highest held-out loss that is acceptable.
     """
-    start, *rest = trials
-    fit = [start] + [
-        trial
-        for trial in rest
-        if math.isfinite(trial.edited) and math.isfinite(trial.held_out) and trial.held_out <= held_out_limit
-    ]
-    reached = next((trial for trial in fit if trial.edited <= level), None)
-    return reached or min(fit, key=lambda trial: trial.edited)
+    visited = [Place(scales[0], edited(scales[0]))]
+    for scale in scales[1:]:
+        if visited[-1].edited <= level:
+            break
+        place = Place(scale, edited(scale))
+        if not place.edited < visited[-1].edited:  # also where it is not a number
+            break
+        if place.edited <= level:
+            place = _refined(edited, visited[-1], place, level, refinements)
+        visited.append(place)
+    while len(visited) > 1 and not held_out(visited[-1].scale) <= held_out_limit:
+        visited.pop()
+    if len(visited) > 1 or len(scales) == 1 or visited[0].edited <= level:
+        return visited[-1]
+    for halvings in range(1, _RETREATS + 1):
+        place = Place(scales[1] / 2**halvings, edited(scales[1] / 2**halvings))
+        if place.edited < visited[0].edited and held_out(place.scale) <= held_out_limit:
+            return place
+    return visited[0]
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """One estimate of how far the removed rows' loss should rise, and the standard error of its logarithm."""
-
-    rise: float
-    log_error: float
-
-
-def combined_rise(estimates: Sequence[Estimate]) -> float:
-    """Geometric mean of the rises, weighted by inverse variance; 0 if any estimate says to stay."""
-    if any(estimate.rise <= 0 for estimate in estimates):
-        return 0.0
-    weights = [1 / estimate.log_error**2 for estimate in estimates]
-    total = sum(weight * math.log(e.rise) for weight, e in zip(weights, estimates, strict=True))
-    return math.exp(total / sum(weights))
-
-
-def combined_error(estimates: Sequence[Estimate]) -> float:
-    """Standard error of the logarithm of :func:`combined_rise`, the estimates being independent."""
-    return math.sqrt(1 / sum(1 / estimate.log_error**2 for estimate in estimates))
+def _refined(edited: Loss, above: Place, below: Place, level: float, refinements: int) -> Place:
+    """A place between two, still at the level or below it, as near to the first as bisection gets."""
+    low = above.scale
+    for _ in range(refinements):
+        scale = (low + below.scale) / 2
+        middle = Place(scale, edited(scale))
+        if middle.edited <= level:
+            below = middle
+        else:
+            low = scale
+    return below

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from worker.curvature.ggn import GGN
 from worker.curvature.solve import Solution, Stop, conjugate_gradients
 from worker.curvature.vectors import ParameterVector
 from worker.data.tensors import LabelledImages
+from worker.editing.arithmetic import Twin, batch_size, quick_type
 
 HEAD_PARAMETERS = (f"{HEAD}.weight", f"{HEAD}.bias")
 
@@ -30,6 +32,7 @@ class Curvature:
         factors: cached EK-FAC factors, the preconditioner.
         damping: ``d``.
         dropped: output rows of the head that the step must leave alone.
+        twin: of the model, for products in fast arithmetic; they are in the model's own if None.
     """
 
     model: ConceptPredictor
@@ -38,6 +41,7 @@ class Curvature:
     factors: Factors
     damping: float
     dropped: tuple[int, ...] = ()
+    twin: Twin | None = None
 
     def solve(
         self, u: ParameterVector, *, iterations: int, progress: Callable[[int, int], None] = lambda done, total: None
@@ -46,20 +50,24 @@ class Curvature:
 
         Without iterations EK-FAC's inverse itself stands for that of ``F + dI``.
         """
-        # A weight of a row and a mask of its labels enter the curvature in the same way.
-        mask = (self.rows.concepts >= 0).to(self.rows.images.dtype) * self.weights[:, None]
-        ggn = GGN(self.model, self.rows.images, mask)
         ekfac = EKFAC(self.factors, self.damping)
         if not iterations:
             direction = self._inside(ekfac.solve(self._inside(u)))
             return Solution(direction, 0, Stop.MAX_ITERATIONS, (1.0,), ())
+        model = self.twin.now() if self.twin else self.model
+        images = self.twin.images(self.rows.images) if self.twin else self.rows.images
+        narrow = next(model.parameters()).dtype
+        # A weight of a row and a mask of its labels enter the curvature in the same way.
+        mask = (self.rows.concepts >= 0).to(self.rows.images.dtype) * self.weights[:, None]
+        ggn = GGN(model, images, mask, output_curvature=_variance, chunk_size=batch_size(images.device))
         done = 0
 
         def matmul(vector: vectors.ParameterMapping) -> ParameterVector:
             nonlocal done
             done += 1
             progress(done, iterations)
-            return self._inside(ggn.matmul(vector))
+            product = ggn.matmul({name: value.to(narrow) for name, value in vector.items()})
+            return self._inside({name: value.to(vector[name].dtype) for name, value in product.items()})
 
         return conjugate_gradients(
             matmul,
@@ -72,6 +80,12 @@ class Curvature:
 
     def _inside(self, vector: vectors.ParameterMapping) -> ParameterVector:
         return outside_dropped(vector, self.dropped)
+
+
+def _variance(logits: Tensor) -> Tensor:
+    """``p (1 − p)``, computed in single precision at least: in bfloat16 ``1 − p`` is 0 from p = 0.998."""
+    p = torch.sigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+    return (p * (1 - p)).to(logits.dtype)
 
 
 def inverse_factors(
@@ -93,9 +107,14 @@ class Line:
         self.model = model
         self.direction = direction
         self._origin = vectors.from_parameters(model)
+        self._scale = 0.0
 
     def at(self, scale: float) -> ConceptPredictor:
-        return self.to(vectors.axpy(scale, self.direction, self._origin))
+        """The model at ``θ₀ + scale · Δ``; it is not touched where it is there already."""
+        if scale != self._scale:
+            self.to(vectors.axpy(scale, self.direction, self._origin))
+            self._scale = scale
+        return self.model
 
     @torch.no_grad()
     def to(self, parameters: ParameterVector) -> ConceptPredictor:
@@ -103,6 +122,7 @@ class Line:
         own = dict(self.model.named_parameters())
         for name, value in parameters.items():
             own[name].copy_(value)
+        self._scale = math.nan
         return self.model
 
     def distance(self) -> float:
@@ -111,21 +131,25 @@ class Line:
 
 
 @torch.no_grad()
-def recompute_statistics(model: ConceptPredictor, images: Tensor, batch_size: int = 256) -> None:
+def recompute_statistics(model: ConceptPredictor, images: Tensor, chunk_rows: int | None = None) -> None:
     """BatchNorm's running statistics from the given images alone: one pass in train mode, cumulative average.
 
     What the statistics held before, removed images included, is gone.
     """
     norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    if not norms:
+        return
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None  # cumulative average
     # Equal chunks, so that each row weighs the same in the average.
-    chunks = max(1, round(len(images) / batch_size))
+    chunks = max(1, round(len(images) / (chunk_rows or batch_size(images.device))))
+    quick = quick_type(model)
     model.train()
-    for chunk in images.tensor_split(chunks):
-        model(chunk)
+    with torch.autocast(images.device.type, quick, enabled=quick == torch.bfloat16):
+        for chunk in images.tensor_split(chunks):
+            model(chunk.contiguous(memory_format=torch.channels_last))
     model.eval()
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum

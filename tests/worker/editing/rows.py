@@ -75,8 +75,12 @@ def edited(
     removed: Sequence[int] = (),
     added: LabelledImages | None = None,
     dropped: tuple[int, ...] = (),
+    new: tuple[int, ...] = (),
 ) -> EditedData:
-    """All operations applied; ``fixed`` are (position, concept, value), ``removed`` positions. The order changes."""
+    """All operations applied; ``fixed`` are (position, concept, value), ``removed`` positions. The order changes.
+
+    The labels of new concepts are those of ``before``, which is given without them.
+    """
     concepts = before.concepts.clone()
     for position, concept, value in fixed:
         concepts[position, concept] = value
@@ -85,7 +89,10 @@ def edited(
     if added is not None:
         after = after.joined(added)
     after.concepts[:, list(dropped)] = UNKNOWN
-    return EditedData(before, after.take(torch.arange(len(after)).flip(0)), dropped)
+    without = before.concepts.clone()
+    without[:, list(new)] = UNKNOWN
+    before = replace(before, concepts=without)
+    return EditedData(before, after.take(torch.arange(len(after)).flip(0)), dropped, new)
 
 
 def fitted_net(rows: LabelledImages, weight_decay: float) -> ConceptPredictor:

@@ -14,11 +14,11 @@ from worker.cbm.label_predictor import fit_label_predictor
 from worker.cbm.training import predict_logits
 from worker.curvature import vectors
 from worker.curvature.factors import fit_factors
+from worker.editing.bench import Settings
 from worker.editing.edited_data import UNKNOWN, EditedData
 from worker.editing.engine import EditInput, EditOutcome, edit
 from worker.editing.gradients import after_gradient, edit_gradient
 from worker.editing.guard import EditRefused
-from worker.editing.phases import Settings
 from worker.editing.step import inverse_factors
 
 TRAINING: dict[str, Any] = {

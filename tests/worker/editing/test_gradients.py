@@ -20,6 +20,7 @@ from tests.worker.editing.rows import (
 from worker.cbm.concept_predictor import ConceptPredictor
 from worker.curvature.vectors import ParameterVector, axpy
 from worker.data.tensors import LabelledImages
+from worker.editing.arithmetic import BATCH
 from worker.editing.edited_data import UNKNOWN, EditedData
 from worker.editing.gradients import after_gradient, edit_gradient, loss_gradient
 
@@ -42,6 +43,8 @@ EDITS: dict[str, dict[str, Any]] = {
     "fix and drop": {"fixed": FLIP, "dropped": (3,)},
     "remove and drop": {"removed": [5, 6], "dropped": (0,)},
     "everything": {"fixed": FLIP, "removed": [4, 7, 8], "added": NEW, "dropped": (1,)},
+    "new": {"new": (3,)},
+    "new and everything": {"fixed": FLIP[2:], "removed": [5], "added": NEW, "dropped": (0,), "new": (3,)},
     "nothing": {},
 }
 
@@ -88,7 +91,7 @@ def test_every_row_touched_needs_no_sample() -> None:
     assert_equal(after_gradient(model, data, data.untouched, WEIGHT_DECAY), expected)
 
 
-@pytest.mark.parametrize("name", ["remove", "drop", "everything"])
+@pytest.mark.parametrize("name", ["remove", "drop", "everything", "new and everything"])
 def test_samples_of_untouched_rows_are_right_on_average(name: str) -> None:
     """Each untouched row once as the only one sampled: the mean of the estimates is exact."""
     model, data = tiny_net(), edited(BEFORE, **EDITS[name])
@@ -106,12 +109,13 @@ def test_a_removed_row_with_a_fixed_label_counts_as_removed() -> None:
     assert_equal(edit_gradient(model, both, both.untouched), edit_gradient(model, alone, alone.untouched))
 
 
-def test_batches_and_mode_do_not_matter() -> None:
+def test_batches_and_mode_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_net()
     whole = loss_gradient(model, BEFORE)
+    monkeypatch.setitem(BATCH, "cpu", 7)
     model.train()  # statistics must stay, and must be those that are used
     statistics = {name: value.clone() for name, value in model.named_buffers()}
-    assert_equal(loss_gradient(model, BEFORE, batch_size=7), whole)
+    assert_equal(loss_gradient(model, BEFORE), whole)
     for name, value in model.named_buffers():
         assert torch.equal(value, statistics[name])
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import pytest
 import torch
 
+from worker.editing.bench import Step
 from worker.editing.guard import EditRefused, require_classes, require_gain, require_utility
-from worker.editing.phases import Step
 
 TOLERANCE = {"concept_f1": 0.02, "label_f1": 0.05}
 BEFORE = {"concept_f1": 0.75, "label_f1": 0.5, "label_accuracy": 0.9}

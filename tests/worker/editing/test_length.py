@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from worker.editing.length import Estimate, Trial, best_trial, combined_rise, scale_reaching
+from worker.editing.length import falling_to, scale_reaching
 
 INF, NAN = math.inf, math.nan
 
@@ -41,48 +41,100 @@ def test_a_level_never_reached_takes_the_whole_way() -> None:
     assert scale_reaching(lambda s: s, 1.0, most=0.0) == 0.0
 
 
-def test_losses_are_measured_once_per_halving() -> None:
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        (1.4, [0.0, 1.0, 2.0, 1.5, 1.25]),  # up to the first past it, then between the two
+        (0.3, [0.0, 1.0, 0.5, 0.25, 0.375, 0.3125]),  # down to the first short of it
+        (9.0, [0.0, 1.0, 2.0, 3.0]),
+    ],
+)
+def test_losses_are_measured_from_full_length(level: float, expected: list[float]) -> None:
     seen: list[float] = []
-    scale_reaching(lambda s: seen.append(s) or s, 0.3, most=2.0, iterations=5)  # type: ignore[func-returns-value]
-    assert seen == [0.0, 2.0, 1.0, 0.5, 0.25, 0.375, 0.3125]
+    scale_reaching(lambda s: seen.append(s) or s, level, most=3.0, iterations=2)  # type: ignore[func-returns-value]
+    assert seen == expected
 
 
-START = Trial(0.0, edited=1.0, held_out=0.5)
+def test_a_direction_a_hundred_times_too_long_is_cut_as_finely() -> None:
+    found = scale_reaching(lambda s: 100 * s, 0.777, most=4.0, iterations=4)
+    assert 0.95 * 0.00777 <= found <= 0.00777
+
+
+def visits(losses: dict[float, float]) -> tuple[list[float], Callable[[float], float]]:
+    """A loss that notes where it is asked for."""
+    seen: list[float] = []
+
+    def loss(scale: float) -> float:
+        seen.append(scale)
+        return losses[scale]
+
+    return seen, loss
+
+
+FINE = {0.0: 0.5, 0.5: 0.5, 1.0: 0.5, 1.5: 0.5}
 
 
 @pytest.mark.parametrize(
-    ("rest", "expected"),
+    ("edited", "held_out", "expected"),
     [
-        pytest.param([(0.5, 0.4, 0.5), (1.0, 0.1, 0.5)], 0.5, id="the first that reaches the level, not the lowest"),
-        pytest.param([(0.5, 0.8, 0.5), (1.0, 0.6, 0.5)], 1.0, id="the lowest where none reaches it"),
-        pytest.param([(0.5, 0.6, 0.5), (1.0, 0.9, 0.5)], 0.5, id="back where the loss rises again"),
-        pytest.param([(0.5, 0.4, 0.9), (1.0, 0.1, 0.9)], 0.0, id="nowhere where the rest pays"),
-        pytest.param([(0.25, 0.8, 0.5), (0.5, 0.4, 0.9)], 0.25, id="short of what the rest would pay for"),
-        pytest.param([(0.5, 0.4, 0.6)], 0.5, id="the limit itself is within"),
-        pytest.param([(0.5, 1.5, 0.5), (1.0, 2.0, 0.5)], 0.0, id="nowhere where it only rises"),
-        pytest.param([(0.5, NAN, 0.5), (1.0, 0.7, NAN), (1.5, -INF, 0.1)], 0.0, id="nowhere that is not finite"),
-        pytest.param([(0.5, NAN, NAN), (1.0, 0.7, 0.5)], 1.0, id="past what is not finite"),
-        pytest.param([], 0.0, id="one trial"),
+        pytest.param({0.0: 1.0, 0.5: 0.4, 1.0: 0.1}, FINE, 0.5, id="the first that reaches the level"),
+        pytest.param({0.0: 1.0, 0.5: 0.8, 1.0: 0.6}, FINE, 1.0, id="the lowest where none reaches it"),
+        pytest.param({0.0: 1.0, 0.5: 0.6, 1.0: 0.9}, FINE, 0.5, id="back where the loss rises again"),
+        pytest.param({0.0: 1.0, 0.5: 0.8, 1.0: 0.4}, {0.0: 0.5, 0.5: 0.5, 1.0: 0.9}, 0.5, id="what the rest can pay"),
+        pytest.param({0.0: 1.0, 0.5: 0.4, 1.0: 0.1}, {0.0: 0.5, 0.5: 0.9}, 0.0, id="nowhere where the rest pays"),
+        pytest.param({0.0: 1.0, 0.5: 0.4, 1.0: 0.1}, {0.0: 0.5, 0.5: 0.6}, 0.5, id="the limit itself is within"),
+        pytest.param({0.0: 1.0, 0.5: 0.4, 1.0: 0.1}, {0.0: 0.5, 0.5: NAN}, 0.0, id="nowhere that is not a number"),
+        pytest.param({0.0: 1.0, 0.5: 1.5}, FINE, 0.0, id="nowhere where it only rises"),
+        pytest.param({0.0: 1.0, 0.5: NAN}, FINE, 0.0, id="nowhere where it breaks at once"),
+        pytest.param({0.0: 0.5}, FINE, 0.0, id="nowhere where the level is reached already"),
     ],
 )
-def test_where_to_stop_on_the_way_down(rest: list[tuple[float, float, float]], expected: float) -> None:
-    trials = [START, *(Trial(*numbers) for numbers in rest)]
-    assert best_trial(trials, level=0.5, held_out_limit=0.6).scale == expected
+def test_where_to_stop_on_the_way_down(
+    edited: dict[float, float], held_out: dict[float, float], expected: float
+) -> None:
+    place = falling_to(
+        lambda s: edited.get(s, NAN),  # elsewhere the model is broken
+        held_out.__getitem__,
+        sorted(edited),
+        level=0.5,
+        held_out_limit=0.6,
+        refinements=0,
+    )
+    assert place.scale == expected
+    assert place.edited == edited[expected]
 
 
-def test_the_start_is_within_any_limit_and_may_be_at_the_level() -> None:
-    assert best_trial([START, Trial(1.0, 0.2, 0.4)], level=1.0, held_out_limit=0.0).scale == 0.0
-    assert best_trial([START, Trial(1.0, 0.2, 0.4)], level=0.5, held_out_limit=0.3).scale == 0.0
+def test_the_held_out_loss_is_measured_at_the_end_alone() -> None:
+    seen, held_out = visits(FINE)
+    falling_to(lambda s: 1.0 - s / 2, held_out, (0.0, 0.5, 1.0, 1.5), level=0.0, held_out_limit=1.0, refinements=0)
+    assert seen == [1.5]
 
 
-def test_combined_rise_is_a_geometric_mean_by_inverse_variance() -> None:
-    assert combined_rise([Estimate(0.7, 0.2)]) == pytest.approx(0.7)
-    assert combined_rise([Estimate(1.0, 0.3), Estimate(4.0, 0.3)]) == pytest.approx(2.0)
-    # Weights 1/0.1² and 1/0.2²: four to one.
-    expected = math.exp((4 * math.log(2.0) + math.log(32.0)) / 5)
-    assert combined_rise([Estimate(2.0, 0.1), Estimate(32.0, 0.2)]) == pytest.approx(expected)
+def test_the_start_is_within_any_limit() -> None:
+    place = falling_to(lambda s: 1.0 - s, lambda s: 5.0, (0.0, 0.5), level=0.0, held_out_limit=0.6)
+    assert (place.scale, place.edited) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize("rise", [0.0, -0.5])
-def test_one_estimate_to_stay_is_enough_to_stay(rise: float) -> None:
-    assert combined_rise([Estimate(2.0, 0.1), Estimate(rise, 10.0)]) == 0.0
+def test_refinements_go_no_further_than_asked() -> None:
+    """The level 0.3 is at 0.7, between 0.5 and 1: after k halvings within 0.5/2ᵏ, never short of it."""
+    for refinements in (1, 2, 5):
+        place = falling_to(
+            lambda s: 1.0 - s, lambda s: 0.0, (0.0, 0.5, 1.0), level=0.3, held_out_limit=1.0, refinements=refinements
+        )
+        assert 0.7 <= place.scale <= 0.7 + 0.5 / 2**refinements
+        assert place.edited <= 0.3
+
+
+def test_halves_are_tried_where_the_first_scale_is_too_far() -> None:
+    """For the edited rows, whose loss is least at 0.2, and for held-out rows, who can pay for 0.3."""
+    place = falling_to(lambda s: abs(s - 0.2), lambda s: 0.0, (0.0, 1.0, 2.0), level=0.0, held_out_limit=1.0)
+    assert place.scale == 0.25
+    place = falling_to(lambda s: 1.0 - s, lambda s: s, (0.0, 1.0, 2.0), level=-5.0, held_out_limit=0.3)
+    assert place.scale == 0.25
+
+
+def test_nothing_is_taken_that_helps_nowhere() -> None:
+    seen, edited = visits({0.0: 1.0, 1.0: 2.0, 0.5: 1.5, 0.25: 1.2, 0.125: 1.1, 0.0625: NAN})
+    place = falling_to(edited, lambda s: 0.0, (0.0, 1.0, 2.0), level=0.0, held_out_limit=1.0)
+    assert place.scale == 0.0
+    assert seen == [0.0, 1.0, 0.5, 0.25, 0.125, 0.0625]

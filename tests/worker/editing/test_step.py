@@ -146,7 +146,7 @@ def direct_statistics(model: ConceptPredictor, chunks: list[Tensor]) -> dict[str
 def test_statistics_are_those_of_the_rows_in_equal_chunks(chunks: int) -> None:
     model, images = two_norms(), random_rows(24).images
     expected = direct_statistics(model, list(images.chunk(chunks)))
-    recompute_statistics(model, images, batch_size=24 // chunks)
+    recompute_statistics(model, images, chunk_rows=24 // chunks)
     found = {name: value for name, value in model.named_buffers() if "running" in name}
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -156,7 +156,7 @@ def test_statistics_are_those_of_the_rows_in_equal_chunks(chunks: int) -> None:
 
 def test_first_mean_is_that_of_all_rows_however_they_are_cut() -> None:
     model, images = two_norms(), random_rows(24).images
-    recompute_statistics(model, images, batch_size=6)
+    recompute_statistics(model, images, chunk_rows=6)
     convolution = next(model.backbone.children())
     torch.testing.assert_close(
         model.get_buffer("backbone.1.running_mean"), convolution(images).mean((0, 2, 3)).detach()
@@ -172,7 +172,7 @@ def test_statistics_hold_nothing_of_what_they_held() -> None:
         other(1e6 * random_rows(9, seed=5).images)
         other.get_buffer("backbone.4.running_var").fill_(float("nan"))
     for net in (model, other):
-        recompute_statistics(net, images, batch_size=7)
+        recompute_statistics(net, images, chunk_rows=7)
     for name, value in model.state_dict().items():
         assert torch.equal(other.state_dict()[name], value), name
     norms = [module for module in other.modules() if isinstance(module, nn.BatchNorm2d)]

@@ -1,140 +1,59 @@
-"""Samples, directions and lengths of the phases, on tiny nets in double precision."""
+"""Directions and lengths of the movements, on tiny nets in double precision."""
 
 from __future__ import annotations
 
-import copy
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
 
-from tests.worker.editing.rows import CONCEPTS, edited, fitted_net, objective_gradient, random_rows, tiny_net
+from tests.worker.editing.moving import CALIBRATION, TRAIN, TRAINING, bench_of, flipped, masked, trained_net
+from tests.worker.editing.rows import CONCEPTS, edited, objective_gradient, random_rows, tiny_net
 from worker.cbm.concept_predictor import ConceptPredictor
 from worker.cbm.training import concept_losses, predict_logits
 from worker.curvature import vectors
-from worker.curvature.factors import Factors, fit_factors
-from worker.curvature.solve import Solution
-from worker.curvature.vectors import ParameterVector
-from worker.data.tensors import LabelledImages
-from worker.editing.edited_data import UNKNOWN, EditedData
-from worker.editing.phases import Bench, Level, Settings, curvature_sample, drop, forget, learn
-
-TRAINING = {"weight_decay": 1e-3, "learning_rate": 1e-3, "batch_size": 16}
-TRAIN, CALIBRATION = random_rows(60, unknown=0.0), random_rows(40, first_id=500, seed=2, unknown=0.0)
-
+from worker.editing.concepts import drop, extend
+from worker.editing.edited_data import UNKNOWN
+from worker.editing.forgetting import forget
+from worker.editing.learning import learn
+from worker.editing.unseen import Level
 
 pytestmark = pytest.mark.usefixtures("double")
 
 
 @pytest.fixture(scope="module")
 def trained() -> ConceptPredictor:
-    """Fits its rows better than others."""
-    return fitted_net(TRAIN, TRAINING["weight_decay"])
-
-
-@dataclass(frozen=True)
-class Recorder(Bench):
-    """Remembers where a solve was asked for, and for what."""
-
-    solved: list[tuple[ConceptPredictor, ParameterVector]] = field(default_factory=list)
-
-    def solve(self, u: ParameterVector, data: EditedData, **how: Any) -> Solution:
-        self.solved.append((copy.deepcopy(self.model), {name: value.clone() for name, value in u.items()}))
-        return super().solve(u, data, **how)
-
-
-def factors_of(model: ConceptPredictor) -> Factors:
-    return fit_factors(model, lambda: [(TRAIN.images, None, torch.arange(len(TRAIN)))], seed=0)
-
-
-def bench_of(model: ConceptPredictor, calibration: LabelledImages = CALIBRATION, **settings: Any) -> Recorder:
-    """On a copy of the model."""
-    return Recorder(
-        copy.deepcopy(model),
-        factors_of(model),
-        calibration,
-        TRAINING,
-        Settings(**{"curvature_rows": 1000, **settings}),
-        lambda stage, done, total: None,
-    )
-
-
-def flipped(rows: LabelledImages, positions: range) -> list[tuple[int, int, int]]:
-    return [(i, j, 1 - int(rows.concepts[i, j])) for i in positions for j in (0, 2)]
-
-
-def masked(rows: LabelledImages, dropped: tuple[int, ...]) -> LabelledImages:
-    concepts = rows.concepts.clone()
-    concepts[:, list(dropped)] = UNKNOWN
-    return replace(rows, concepts=concepts)
+    return trained_net()
 
 
 def exactly(value: float) -> Level:
     return Level(value, value, value)
 
 
-class TestCurvatureSample:
-    def test_everything_is_included_where_there_is_room(self) -> None:
-        data = edited(TRAIN, fixed=flipped(TRAIN, range(5)), removed=[30], added=random_rows(4, first_id=900))
-        rows, weights = curvature_sample(data, 1000, seed=0)
-        assert sorted(rows.sample_ids.tolist()) == sorted(data.after.sample_ids.tolist())
-        assert torch.equal(weights, torch.ones(len(data.after)))
-
-    @pytest.mark.parametrize(("touched", "size"), [(3, 20), (20, 20), (20, 7), (59, 20), (1, 2)])
-    def test_each_stratum_weighs_its_share(self, touched: int, size: int) -> None:
-        """So the weighted mean of any function is unbiased: within a stratum all rows weigh the same."""
-        data = edited(TRAIN, fixed=[(i, 0, 1 - int(TRAIN.concepts[i, 0])) for i in range(touched)])
-        rows, weights = curvature_sample(data, size, seed=0)
-        assert len(rows) == len(weights) == len(set(rows.sample_ids.tolist())) <= size
-        fixed = torch.isin(rows.sample_ids, TRAIN.sample_ids[:touched])
-        assert int(fixed.sum()) == min(touched, size // 2)
-        assert float(weights.mean()) == pytest.approx(1.0)
-        assert float(weights[fixed].sum() / weights.sum()) == pytest.approx(touched / len(TRAIN))
-        for stratum in (weights[fixed], weights[~fixed]):
-            assert len(set(stratum.tolist())) == 1
-
-    def test_one_stratum_alone_is_a_plain_sample(self) -> None:
-        nothing = edited(TRAIN)
-        everything = edited(TRAIN, fixed=[(i, 0, 1 - int(TRAIN.concepts[i, 0])) for i in range(60)])
-        for data, size in ((nothing, 10), (everything, 5)):
-            rows, weights = curvature_sample(data, 10, seed=0)
-            assert len(rows) == size
-            assert torch.equal(weights, torch.ones(size))
-
-    def test_samples_follow_the_seed(self) -> None:
-        data = edited(TRAIN)
-        first, again, other = (curvature_sample(data, 10, seed=seed)[0].sample_ids.tolist() for seed in (1, 1, 2))
-        assert first == again
-        assert first != other
-
-
 @pytest.mark.parametrize("dropped", [(), (1,)])
-def test_each_direction_of_learning_is_for_the_gradient_at_where_the_model_is(
+def test_the_direction_of_learning_is_for_the_gradient_of_what_is_to_be_learned(
     trained: ConceptPredictor, dropped: tuple[int, ...]
 ) -> None:
-    """``∇J_before(θ̂) − ∇J_after(θ)`` with L2, by dense objectives at every solve; both with the rows that are removed
-    later, and without the concepts that were dropped already."""
+    """``∇J_before − ∇J_after`` with L2, by dense objectives; both with the rows that are removed later, and without
+    the concepts that were dropped already."""
     new = masked(random_rows(5, first_id=900, seed=4), dropped)
     data = edited(TRAIN, fixed=flipped(TRAIN, range(12)), removed=[40, 41], added=new, dropped=dropped)
-    bench = bench_of(trained, masked(CALIBRATION, dropped), learning_rounds=3)
-    steps = learn(bench, data)
-    assert len(bench.solved) >= 2
-    assert steps[0].loss_after < steps[0].loss_before
+    bench = bench_of(trained, masked(CALIBRATION, dropped))
+    (step,) = learn(bench, data)
+    ((model, u),) = bench.solved
+    assert step.loss_after < step.loss_before
     weight_decay = TRAINING["weight_decay"]
-    at_start = objective_gradient(trained, masked(TRAIN, dropped), weight_decay)
+    before = objective_gradient(model, masked(TRAIN, dropped), weight_decay)
     taught = data.after.joined(masked(TRAIN.take(torch.tensor([40, 41])), dropped))
-    for model, u in bench.solved:
-        expected = vectors.axpy(-1.0, objective_gradient(model, taught, weight_decay), at_start)
-        for name, value in expected.items():
-            torch.testing.assert_close(u[name], value, rtol=0, atol=1e-11)
+    for name, value in vectors.axpy(-1.0, objective_gradient(model, taught, weight_decay), before).items():
+        torch.testing.assert_close(u[name], value, rtol=0, atol=1e-11)
 
 
 def test_directions_of_forgetting_are_for_the_removed_rows_alone(trained: ConceptPredictor) -> None:
     """With a fix in the same edit: it is in both objectives, learned before anything is forgotten."""
     data = edited(TRAIN, fixed=flipped(TRAIN, range(3)), removed=[40, 41, 42], dropped=(1,))
-    bench = bench_of(trained, masked(CALIBRATION, (1,)), forgetting_rounds=1)
+    bench = bench_of(trained, masked(CALIBRATION, (1,)))
     forget(bench, data, exactly(100.0))
     (model, u), *_ = bench.solved
     with_removed = data.after.joined(data.masked(TRAIN.take(torch.tensor([40, 41, 42]))))
@@ -207,16 +126,15 @@ def test_learning_has_a_level_where_every_row_is_touched(trained: ConceptPredict
 
 @pytest.mark.parametrize("removed", [5, 55])
 def test_unknown_labels_lower_the_level_of_the_rows_that_have_them(removed: int) -> None:
-    """Every known label loses ln 2 here, so rows with few known labels are at the level already, few rows or many."""
+    """Every known label loses ln 2 here, so rows with one known label of four are at their level already."""
     model = tiny_net()
     torch.nn.init.zeros_(model.head.weight)
     torch.nn.init.zeros_(model.head.bias)
     sparse = replace(TRAIN, concepts=TRAIN.concepts.clone())
     sparse.concepts[:removed, 1:] = UNKNOWN
     bench = bench_of(model)
-    steps = forget(bench, edited(sparse, removed=list(range(removed))))
-    assert [step.level for step in steps] == [pytest.approx(math.log(2))]
-    assert [step.scale for step in steps] == [0.0]
+    assert forget(bench, edited(sparse, removed=list(range(removed)))) == []
+    assert not bench.solved
     assert CONCEPTS == 4
 
 
@@ -237,4 +155,20 @@ def test_one_held_out_row_is_enough(trained: ConceptPredictor) -> None:
     assert steps
     for step in steps:
         assert step.unseen is not None
-        assert step.loss_before < step.unseen.low < step.unseen.value < step.unseen.high < math.inf
+        assert step.loss_before <= step.unseen.low < step.unseen.value < step.unseen.high < math.inf
+
+
+def test_extending_follows_the_new_labels_alone(trained: ConceptPredictor) -> None:
+    """By dense objectives; rows that leave have no new labels, and other operations do not count."""
+    data = edited(TRAIN, fixed=flipped(TRAIN, range(3)), removed=[40, 41], new=(3,))
+    bench = bench_of(trained)
+    (step,) = extend(bench, data)
+    ((model, u),) = bench.solved
+    after = replace(data.before, concepts=data.before.concepts.clone())
+    after.concepts[:, 3] = TRAIN.concepts[:, 3]
+    after.concepts[[40, 41], 3] = UNKNOWN
+    before, wanted = (objective_gradient(model, rows, 0.0) for rows in (data.before, after))
+    for name, value in vectors.axpy(-1.0, wanted, before).items():
+        torch.testing.assert_close(u[name], value, rtol=0, atol=1e-11)
+    assert step.loss_after <= step.loss_before
+    assert step.loss_after == pytest.approx(bench.loss(CALIBRATION), rel=1e-12)

@@ -1,0 +1,58 @@
+"""Samples for curvature, and held-out losses that are remembered."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.worker.editing.moving import CALIBRATION, TRAIN, bench_of, flipped, trained_net
+from tests.worker.editing.rows import edited, random_rows
+from worker.cbm.training import concept_losses, predict_logits
+from worker.editing.bench import curvature_sample
+
+pytestmark = pytest.mark.usefixtures("double")
+
+
+class TestCurvatureSample:
+    def test_everything_is_included_where_there_is_room(self) -> None:
+        data = edited(TRAIN, fixed=flipped(TRAIN, range(5)), removed=[30], added=random_rows(4, first_id=900))
+        rows, weights = curvature_sample(data, 1000, seed=0)
+        assert sorted(rows.sample_ids.tolist()) == sorted(data.after.sample_ids.tolist())
+        assert torch.equal(weights, torch.ones(len(data.after)))
+
+    @pytest.mark.parametrize(("touched", "size"), [(3, 20), (20, 20), (20, 7), (59, 20), (1, 2)])
+    def test_each_stratum_weighs_its_share(self, touched: int, size: int) -> None:
+        """So the weighted mean of any function is unbiased: within a stratum all rows weigh the same."""
+        data = edited(TRAIN, fixed=[(i, 0, 1 - int(TRAIN.concepts[i, 0])) for i in range(touched)])
+        rows, weights = curvature_sample(data, size, seed=0)
+        assert len(rows) == len(weights) == len(set(rows.sample_ids.tolist())) <= size
+        fixed = torch.isin(rows.sample_ids, TRAIN.sample_ids[:touched])
+        assert int(fixed.sum()) == min(touched, size // 2)
+        assert float(weights.mean()) == pytest.approx(1.0)
+        assert float(weights[fixed].sum() / weights.sum()) == pytest.approx(touched / len(TRAIN))
+        for stratum in (weights[fixed], weights[~fixed]):
+            assert len(set(stratum.tolist())) == 1
+
+    def test_one_stratum_alone_is_a_plain_sample(self) -> None:
+        nothing = edited(TRAIN)
+        everything = edited(TRAIN, fixed=[(i, 0, 1 - int(TRAIN.concepts[i, 0])) for i in range(60)])
+        for data, size in ((nothing, 10), (everything, 5)):
+            rows, weights = curvature_sample(data, 10, seed=0)
+            assert len(rows) == size
+            assert torch.equal(weights, torch.ones(size))
+
+    def test_samples_follow_the_seed(self) -> None:
+        data = edited(TRAIN)
+        first, again, other = (curvature_sample(data, 10, seed=seed)[0].sample_ids.tolist() for seed in (1, 1, 2))
+        assert first == again
+        assert first != other
+
+
+def test_held_out_losses_are_those_of_where_the_model_is() -> None:
+    bench = bench_of(trained_net())
+    for _ in range(2):
+        expected = concept_losses(predict_logits(bench.model, CALIBRATION.images), CALIBRATION.concepts)
+        torch.testing.assert_close(bench.held_out_losses, expected, rtol=0, atol=1e-12)
+        assert bench.held_out is bench.held_out  # not computed twice
+        with torch.no_grad():
+            bench.model.get_buffer("backbone.1.running_mean").add_(0.1)  # statistics move a model too
