@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,17 +10,16 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.printed import blocks, here, run_scripts
 from tests.e2e.serving import served
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-ADDRESS = "http://127.0.0.1:8000"
-PAUSE = '\necho "=== example"\n'
 
 
 def examples(language: str) -> list[str]:
     """Blocks of the section on the API, in order."""
     section = README.partition("## The API by hand")[2].partition("\n## ")[0]
-    return re.findall(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    return [block for _, block in blocks(section, language)]
 
 
 def objects(text: str) -> list[dict[str, Any]]:
@@ -36,15 +34,8 @@ def objects(text: str) -> list[dict[str, Any]]:
 
 
 def test_the_examples_work_as_printed(tmp_path: Path) -> None:
-    # The port may be taken on the machine that runs tests; everything else is as printed.
     with served(tmp_path, "--port", "0") as service:
-        (tmp_path / ".venv").symlink_to(Path(sys.prefix))
-        script = ("set -eu" + PAUSE + PAUSE.join(examples("sh"))).replace(ADDRESS, service.record.url)
-        ran = subprocess.run(
-            ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-        )
-        assert ran.returncode == 0, ran.stderr
-        outputs = [objects(output) for output in ran.stdout.split(PAUSE.strip().split('"')[1])[2:]]
+        outputs = [objects(output) for output in run_scripts(examples("sh"), service, options="-eu")[1:]]
         (dataset,), trained, fitted, fixed, several, (refusal,), history, _ = outputs
         assert 1650 < sum(dataset["counts"].values()) < 1700
         assert {job["state"] for job in (trained[0], fitted[0], fixed[1], several[0])} == {"queued"}
@@ -63,7 +54,7 @@ def test_the_examples_work_as_printed(tmp_path: Path) -> None:
             assert len((tmp_path / "digits-v2.safetensors").read_bytes()) == len(client.weights("digits", 2))
             (python,) = examples("python")
             done = subprocess.run(
-                [sys.executable, "-c", python.replace(ADDRESS, service.record.url)],
+                [sys.executable, "-c", here(python, service)],
                 cwd=tmp_path,
                 capture_output=True,
                 text=True,
