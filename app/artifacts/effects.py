@@ -51,27 +51,24 @@ def _add(session: Session, when: Literal["commit", "rollback"], action: Callable
 
 
 def _effects(session: Session) -> _Effects:
-    if _KEY not in session.info:
-        session.info[_KEY] = _Effects()
-        event.listen(session, "before_commit", _before_commit)
-        event.listen(session, "after_commit", _after_commit)
-        event.listen(session, "after_rollback", _after_rollback)
-        event.listen(session, "after_transaction_end", _after_end)
-    effects: _Effects = session.info[_KEY]
+    effects: _Effects = session.info.setdefault(_KEY, _Effects())
     return effects
 
 
+@event.listens_for(Session, "before_commit")  # of every session: listening to each would cost more than it does
 def _before_commit(session: Session) -> None:
     if not session.in_nested_transaction():
         _effects(session).committing = True
 
 
+@event.listens_for(Session, "after_commit")
 def _after_commit(session: Session) -> None:
     if not session.in_nested_transaction():
         waiting, session.info[_KEY] = _effects(session).waiting, _Effects()
         _run(waiting, "commit")
 
 
+@event.listens_for(Session, "after_rollback")
 def _after_rollback(session: Session) -> None:
     """Of a savepoint, which is still the session's innermost here. The outermost transaction comes to its end below."""
     savepoint = session.get_nested_transaction()
@@ -82,6 +79,7 @@ def _after_rollback(session: Session) -> None:
         _run(undone, "rollback")
 
 
+@event.listens_for(Session, "after_transaction_end")
 def _after_end(session: Session, transaction: SessionTransaction) -> None:
     """Reached by rollback and by closing without a commit alike; after a commit nothing waits any more."""
     effects = _effects(session)

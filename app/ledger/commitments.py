@@ -56,9 +56,14 @@ def payload_commitment(salt: bytes, payload: Mapping[str, JsonValue]) -> bytes:
         ValueError: the salt is not 32 bytes.
         NotCanonical: the payload has no canonical form.
     """
+    return commitment_to(salt, canonical_json(payload))
+
+
+def commitment_to(salt: bytes, canonical: bytes) -> bytes:
+    """The same for a payload that is canonical JSON already. Raises ValueError when the salt is not 32 bytes."""
     if len(salt) != SALT_BYTES:
         raise ValueError(f"a salt has {SALT_BYTES} bytes, not {len(salt)}")
-    return hashlib.sha256(salt + canonical_json(payload)).digest()
+    return hashlib.sha256(salt + canonical).digest()
 
 
 def opens(commitment: bytes, salt: bytes, payload: Mapping[str, JsonValue]) -> bool:

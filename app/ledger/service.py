@@ -7,6 +7,7 @@ rollback uses up no number. The lock for it is the last that a transaction takes
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +19,7 @@ from sqlalchemy import Row, delete, event, select, text
 from sqlalchemy.orm import Session
 
 from app.artifacts.effects import on_rollback
-from app.ledger.commitments import Leaf, canonical_json, leaf_bytes, new_salt, payload_commitment
+from app.ledger.commitments import Leaf, canonical_json, commitment_to, leaf_bytes, new_salt
 from app.ledger.kinds import LedgerKind
 from app.ledger.merkle import Coordinate, appended, leaf_hash
 from app.ledger.ranges import as_ranges
@@ -27,21 +28,26 @@ from app.tables import LedgerEntry, LedgerPayload
 _WAITING = "app.ledger.waiting"
 # Waits for the lock, then reads what the one before us committed; a function of the database, to go there only once.
 _TIP = text("SELECT size, at, levels, positions, hashes FROM ledger_tip()")
+# As two JSON texts: a dozen arrays would cost the client more than all the rest of an append.
 _WRITE = text("""
-    WITH entries AS (
-        INSERT INTO ledger_entries (seq, kind, actor_ref, subject_ref, dataset_id, model_id, job_id, parent_version,
-                                    result_version, artifact_sha256, payload_commitment, at)
-        SELECT *, CAST(:at AS timestamptz)
-        FROM unnest(CAST(:seq AS bigint[]), CAST(:kind AS text[]), CAST(:actor_ref AS text[]),
-                    CAST(:subject_ref AS text[]), CAST(:dataset_id AS text[]), CAST(:model_id AS text[]),
-                    CAST(:job_id AS uuid[]), CAST(:parent_version AS int[]), CAST(:result_version AS int[]),
-                    CAST(:artifact_sha256 AS text[]), CAST(:payload_commitment AS bytea[]))
+    WITH given AS (
+        SELECT * FROM json_to_recordset(CAST(:entries AS json)) AS given (
+            seq bigint, kind text, actor_ref text, subject_ref text, dataset_id text, model_id text, job_id uuid,
+            parent_version int, result_version int, artifact_sha256 text, payload_commitment text, salt text,
+            payload text
+        )
+    ), entries AS (
+        INSERT INTO ledger_entries (seq, at, kind, actor_ref, subject_ref, dataset_id, model_id, job_id, parent_version,
+                                    result_version, artifact_sha256, payload_commitment)
+        SELECT seq, :at, kind, actor_ref, subject_ref, dataset_id, model_id, job_id, parent_version,
+               result_version, artifact_sha256, decode(payload_commitment, 'hex')
+        FROM given
     ), payloads AS (
-        INSERT INTO ledger_payloads (seq, salt, payload)
-        SELECT * FROM unnest(CAST(:seq AS bigint[]), CAST(:salt AS bytea[]), CAST(:payload AS text[]))
+        INSERT INTO ledger_payloads (seq, salt, payload) SELECT seq, decode(salt, 'hex'), payload FROM given
     )
     INSERT INTO ledger_nodes (level, position, hash)
-    SELECT * FROM unnest(CAST(:level AS smallint[]), CAST(:position AS bigint[]), CAST(:hash AS bytea[]))
+    SELECT level, position, decode(hash, 'hex')
+    FROM json_to_recordset(CAST(:nodes AS json)) AS nodes (level smallint, position bigint, hash text)
 """)
 
 
@@ -82,8 +88,23 @@ class _Draft:
             payload_commitment=self.payload_commitment,
         )
 
-
-_COLUMNS = tuple(_Draft.__dataclass_fields__)
+    def row(self, seq: int) -> dict[str, str | int | None]:
+        """What is stored, bytes in hex."""
+        return {
+            "seq": seq,
+            "kind": self.kind,
+            "actor_ref": self.actor_ref,
+            "subject_ref": self.subject_ref,
+            "dataset_id": self.dataset_id,
+            "model_id": self.model_id,
+            "job_id": None if self.job_id is None else str(self.job_id),
+            "parent_version": self.parent_version,
+            "result_version": self.result_version,
+            "artifact_sha256": self.artifact_sha256,
+            "payload_commitment": self.payload_commitment.hex(),
+            "salt": self.salt.hex(),
+            "payload": self.payload,
+        }
 
 
 def append(
@@ -110,7 +131,7 @@ def append(
     Raises:
         NotCanonical: the payload has no canonical JSON.
     """
-    salt = new_salt()
+    salt, canonical = new_salt(), canonical_json(payload or {})
     draft = _Draft(
         kind=kind.value,
         actor_ref=actor_ref,
@@ -121,9 +142,9 @@ def append(
         parent_version=parent_version,
         result_version=result_version,
         artifact_sha256=artifact_sha256,
-        payload_commitment=payload_commitment(salt, payload or {}),
+        payload_commitment=commitment_to(salt, canonical),
         salt=salt,
-        payload=canonical_json(payload or {}).decode(),
+        payload=canonical.decode(),
     )
     if not session.in_transaction():
         session.begin()
@@ -187,16 +208,17 @@ def _write(session: Session, drafts: Sequence[_Draft]) -> None:
         raise LedgerDamaged(
             f"The ledger's node {error.args[0]} is missing; `modelmend ledger verify` an export."
         ) from error
-    fresh = dict(islice(nodes.items(), stored_before, None))
-    values: dict[str, Any] = {name: [getattr(draft, name) for draft in drafts] for name in _COLUMNS}
-    values |= {
-        "at": tip.at,
-        "seq": list(range(tip.size + 1, tip.size + 1 + len(drafts))),
-        "level": [level for level, _ in fresh],
-        "position": [position for _, position in fresh],
-        "hash": list(fresh.values()),
-    }
-    session.execute(_WRITE, values)
+    fresh = islice(nodes.items(), stored_before, None)
+    session.execute(
+        _WRITE,
+        {
+            "at": tip.at,
+            "entries": json.dumps([draft.row(seq) for seq, draft in enumerate(drafts, start=tip.size + 1)]),
+            "nodes": json.dumps(
+                [{"level": level, "position": position, "hash": digest.hex()} for (level, position), digest in fresh]
+            ),
+        },
+    )
 
 
 def _peaks(tip: Row[Any]) -> dict[Coordinate, bytes]:
