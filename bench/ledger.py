@@ -3,6 +3,9 @@
 ``python bench/ledger.py --json PATH [--entries 1000000]`` starts durable servers and the real API on a throw-away
 directory. Appends are transactions of the service with one entry each, by several processes at once; beside them, in
 the same run, the same transactions with a row of a plain table instead, which is what the ledger is paid for against.
+
+The history that is read is as uneven as real ones, for averages mislead the database's planner: a few models have most
+of it, some have not been touched for long, versions grow with time, workers do what keys do not.
 """
 
 from __future__ import annotations
@@ -42,16 +45,36 @@ WRITERS = 3
 ROUNDS = 3
 TRANSACTIONS = 1500  # of each writer in each round
 BATCH = 5000
-REQUESTS = 2000
-MODELS = [f"model-{number}" for number in range(50)]
-ACTORS = [str(UUID(int=number)) for number in range(20)] + ["worker", "operator"]
-KINDS = [kind for kind in LedgerKind if not kind.value.startswith(("ledger", "signing_key"))]
+REQUESTS = 1200
+PAGES = 20  # followed from one point of the history backwards
+MODELS = [f"model-{number}" for number in range(40)]
+RETIRED = [f"model-{number}" for number in range(40, 50)]  # seen in the first fifth of the history only
+VERSIONS = 400
+ACTORS = [str(UUID(int=number)) for number in range(20)]
+ASKED = [LedgerKind.EDIT_ACCEPTED, LedgerKind.RETRAINING_ACCEPTED, LedgerKind.EDIT_CANCELLED, LedgerKind.ALIAS_MOVED]
+DONE = [LedgerKind.EDIT_STARTED, LedgerKind.EDIT_SUCCEEDED, LedgerKind.VERSION_PUBLISHED, LedgerKind.EDIT_FAILED]
 PAYLOAD: dict[str, Any] = {
     "attempt": 1,
     "operations": ["fix_concept_labels"],
     "counts": {"labels_fixed": 48, "rows_touched": 31},
     "options": {"method": "solve", "tolerance": {"concept_f1": 0.02, "label_f1": 0.02}, "seed": 0},
 }
+
+# Beside a model, everything, or a key's models; in each combination, chances make some that match nothing.
+FILTERS: list[tuple[str, ...]] = [
+    (),
+    ("kind",),
+    ("version",),
+    ("actor",),
+    ("since",),
+    ("until",),
+    ("since", "until"),
+    ("kind", "actor"),
+    ("kind", "version"),
+    ("version", "actor"),
+    ("kind", "until"),
+    ("kind", "actor", "until"),
+]
 
 
 def main() -> None:
@@ -65,15 +88,22 @@ def main() -> None:
     ):
         upgrade(urls.database_url)
         figures = appends(urls.database_url)
-        key = fill(urls.database_url, arguments.entries)
-        with api(urls.database_url, urls.redis_url, Path(directory) / "data", key) as client:
-            figures |= history(client)
+        keys = fill(urls.database_url, arguments.entries)
+        with api(urls.database_url, urls.redis_url, Path(directory) / "data", keys[0]) as client:
+            by_filter = history(client, keys[1])
+            figures |= summary(by_filter)
             figures |= verification(client, Path(directory))
     figures["entries"] = arguments.entries
     for name, value in figures.items():
         print(f"{name:24} {value:,.1f}" if isinstance(value, float) else f"{name:24} {value:,}")
+    print()
+    for name, found in sorted(by_filter.items(), key=lambda item: -percentile(item[1], 99)):
+        print(f"{name:40} p50 {statistics.median(found):6.1f} ms   p99 {percentile(found, 99):6.1f} ms")
     if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        told = figures | {
+            "history_by_filter_p99_ms": {name: percentile(found, 99) for name, found in by_filter.items()}
+        }
+        arguments.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
 
 
 def appends(database_url: str) -> dict[str, float]:
@@ -125,28 +155,34 @@ def _write(database_url: str, plain: bool, barrier: Any, clock: Any) -> None:
     clock.put((began, time.time()))
 
 
-def fill(database_url: str, size: int) -> str:
-    """Append until there are ``size`` entries of many models, actors, kinds and versions; an auditor's key."""
+def fill(database_url: str, size: int) -> tuple[str, str]:
+    """Append until there are ``size`` entries; keys of an auditor of everything, and of retired models alone."""
     engine = make_engine(database_url)
     sessions = make_sessions(engine)
     chance = random.Random(0)  # noqa: S311 (a benchmark's data)
     with sessions.begin() as session:
-        _, key = create_key(session, name="auditor", role=Role.AUDITOR, model_ids=None, actor_ref="operator")
+        made = [
+            create_key(session, name="auditor", role=Role.AUDITOR, model_ids=models, actor_ref="operator")[1]
+            for models in (None, RETIRED)
+        ]
     with sessions() as session:
         there = session.execute(text("SELECT max(seq) FROM ledger_entries")).scalar_one()
     for start in track(range(there, size, BATCH), "filling"):
         with sessions.begin() as session:
-            for _ in range(min(BATCH, size - start)):
-                version = chance.randrange(1, 400)
+            for seq in range(start, min(start + BATCH, size)):
+                asked = chance.random() < 0.3
+                retired = seq < size / 5 and chance.random() < 0.3
+                version = 1 + seq * VERSIONS // size
+                kind = chance.choice(ASKED if asked else DONE)
                 ledger.append(
                     session,
-                    chance.choice(KINDS),
-                    actor_ref=chance.choice(ACTORS),
+                    kind,
+                    actor_ref=chance.choice(ACTORS) if asked else "worker",
                     dataset_id="data",
-                    model_id=chance.choice(MODELS),
+                    model_id=chance.choice(RETIRED) if retired else MODELS[int(len(MODELS) * chance.random() ** 3)],
                     job_id=uuid4(),
                     parent_version=version,
-                    result_version=version + 1,
+                    result_version=version + 1 if kind is LedgerKind.VERSION_PUBLISHED else None,
                     payload=PAYLOAD,
                 )
     engine.dispose()
@@ -159,9 +195,9 @@ def fill(database_url: str, size: int) -> str:
                 "INSERT INTO models (id, title, dataset_id, architecture, training, created_by) "
                 "SELECT unnest(CAST(:ids AS text[])), 'Model', 'data', '{}', '{}', gen_random_uuid()"
             ),
-            {"ids": MODELS},
+            {"ids": MODELS + RETIRED},
         )
-    return key
+    return made[0], made[1]
 
 
 @contextmanager
@@ -190,37 +226,62 @@ def api(database_url: str, redis_url: str, data_dir: Path, key: str) -> Iterator
         listener.close()
 
 
-def history(client: httpx.Client) -> dict[str, float]:
-    """Percentiles of the time to a page of the history, over requests with all kinds of filters."""
+def history(client: httpx.Client, limited_key: str) -> dict[str, list[float]]:
+    """Milliseconds to a page of the history, by what is asked for; the filters take turns."""
     chance = random.Random(1)  # noqa: S311 (a benchmark's data)
-    newest = client.get("/ledger", params={"page_size": 1}).json()["entries"][0]
-    end = datetime.fromisoformat(newest["at"])
-    first = client.get("/ledger/entries/1").json()["entries"][0]["entry"]
-    span = end - datetime.fromisoformat(first["at"])
-    tokens: dict[str, str | None] = dict.fromkeys(MODELS)
-    times: list[float] = []
-    for _ in track(range(REQUESTS), "history"):
-        model = chance.choice(MODELS)
-        path = chance.choice(["/ledger", f"/models/{model}/ledger", f"/models/{model}/ledger"])
-        some = end - span * chance.random()
-        wanted: dict[str, Any] = {
-            "kind": chance.choice(KINDS).value,
-            "version": chance.randrange(1, 400),
-            "actor": chance.choice(ACTORS),
+    end = datetime.fromisoformat(client.get("/ledger", params={"page_size": 1}).json()["entries"][0]["at"])
+    began = datetime.fromisoformat(client.get("/ledger/entries/1").json()["entries"][0]["entry"]["at"])
+    limited = {"Authorization": f"Bearer {limited_key}"}
+    times: dict[str, list[float]] = {}
+    following: dict[str, dict[str, Any]] = {}
+
+    def ask(name: str, path: str, parameters: dict[str, Any], headers: dict[str, str] | None = None) -> str | None:
+        start = time.perf_counter()
+        answer = client.get(path, params=parameters, headers=headers)
+        times.setdefault(name, []).append((time.perf_counter() - start) * 1000)
+        answer.raise_for_status()
+        token: str | None = answer.json()["next_page_token"]
+        return token
+
+    for number in track(range(REQUESTS // len(FILTERS)), "history"):
+        some = began + (end - began) * chance.random()
+        wanted = {
+            "kind": chance.choice(ASKED + DONE).value,
+            "version": chance.randrange(1, VERSIONS),
+            "actor": chance.choice([*ACTORS, "worker"]),
             "since": (some - timedelta(seconds=1)).isoformat(),
             "until": some.isoformat(),
         }
-        names = chance.sample(sorted(wanted), chance.choice([0, 1, 1, 2, 2, 3]))
-        parameters = {name: wanted[name] for name in names}
-        if not names and path != "/ledger" and tokens[model]:
-            parameters["page_token"] = tokens[model]
-        began = time.perf_counter()
-        answer = client.get(path, params=parameters)
-        times.append((time.perf_counter() - began) * 1000)
-        answer.raise_for_status()
-        if not names and path != "/ledger":
-            tokens[model] = answer.json()["next_page_token"]
-    return {"history_p50_ms": statistics.median(times), "history_p99_ms": statistics.quantiles(times, n=100)[-1]}
+        model = chance.choice([MODELS[0], *MODELS, *RETIRED])
+        for scope, path, headers in (
+            ("everything", "/ledger", None),
+            ("model", f"/models/{model}/ledger", None),
+            ("retired", "/ledger", limited),
+        ):
+            for names in FILTERS:
+                ask(" ".join((scope, *names)), path, {name: wanted[name] for name in names}, headers)
+            if number % PAGES == 0:
+                following[scope] = {"path": path, "parameters": {"until": some.isoformat()}, "headers": headers}
+            page = following[scope]
+            token = ask(f"{scope}, pages back from then", **page)
+            page["parameters"] = {"until": page["parameters"]["until"]} | ({"page_token": token} if token else {})
+    return times
+
+
+def summary(by_filter: dict[str, list[float]]) -> dict[str, float]:
+    """Over all requests, and of the filter that is slowest."""
+    times = [one for found in by_filter.values() for one in found]
+    return {
+        "history_requests": len(times),
+        "history_p50_ms": statistics.median(times),
+        "history_p99_ms": percentile(times, 99),
+        "history_slowest_filter_p99_ms": max(percentile(found, 99) for found in by_filter.values()),
+    }
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """By the nearest rank."""
+    return sorted(values)[-(-len(values) * percent // 100) - 1]
 
 
 def verification(client: httpx.Client, directory: Path) -> dict[str, float]:

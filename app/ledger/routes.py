@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
@@ -17,7 +17,7 @@ from app.access.callers import Caller
 from app.access.dependencies import Auditor, Reader
 from app.edits.service import get_job
 from app.kit.context import Services, ServicesDep
-from app.kit.pagination import Page, PageDep, fetch_page
+from app.kit.pagination import PageDep
 from app.kit.problems import FORBIDDEN, INVALID_CURSOR, INVALID_REQUEST, NOT_FOUND, Problem, register_problem_type
 from app.kit.responses import problem_responses
 from app.kit.routing import make_router
@@ -25,7 +25,7 @@ from app.kit.schemas import AnswerBody
 from app.ledger import receipts
 from app.ledger.archive import ArchiveError
 from app.ledger.entries import LedgerEntryBody
-from app.ledger.filters import HistoryFilter, HistoryFilterDep, entries_with_payloads
+from app.ledger.filters import HistoryFilterDep, entries_with_payloads, history_page
 from app.ledger.publishing import LedgerContradicted
 from app.ledger.reading import consistency, inclusion_proofs, tree_size
 from app.ledger.receipts import Receipt, receipt_of
@@ -98,8 +98,7 @@ def list_model_entries(
 ) -> Ledger:
     with services.sessions() as session:
         model = get_model(session, caller, model_id)
-        statement = entries_with_payloads().where(LedgerEntry.model_id == model.id)
-        return _page(session, statement, wanted, page, f"ledger {model.id}")
+        return _body(history_page(session, wanted, page, scope=f"ledger {model.id}", models=[model.id]))
 
 
 @router.get(
@@ -150,14 +149,11 @@ def list_entries(
 ) -> Ledger:
     """A key that is limited to some models sees the entries of these."""
     with services.sessions() as session:
-        statement = entries_with_payloads()
-        if caller.model_ids is not None:
-            statement = statement.where(LedgerEntry.model_id.in_(caller.model_ids))
+        models = caller.model_ids
         if model is not None:
-            statement = statement.where(LedgerEntry.model_id == model)
-        if dataset is not None:
-            statement = statement.where(LedgerEntry.dataset_id == dataset)
-        return _page(session, statement, wanted, page, f"ledger of all {caller.key_id} {model} {dataset}")
+            models = frozenset({model}) if models is None or model in models else frozenset()
+        scope = f"ledger of all {caller.key_id} {model} {dataset}"
+        return _body(history_page(session, wanted, page, scope=scope, models=models, dataset=dataset))
 
 
 @router.get(
@@ -230,15 +226,8 @@ def list_ledger_keys(services: ServicesDep, _: Reader) -> LedgerKeyList:
     return LedgerKeyList(origin=origin, keys=[LedgerKeyBody(key=str(p.key), retired=p.retired) for p in published])
 
 
-def _page(session: Session, statement: Select[LedgerEntry], wanted: HistoryFilter, page: Page, scope: str) -> Ledger:
-    rows, token = fetch_page(
-        session,
-        wanted.apply(session, statement),
-        column=LedgerEntry.seq,
-        page=page,
-        scope=f"{scope} {wanted.scope}",
-        newest_first=True,
-    )
+def _body(page: tuple[Sequence[LedgerEntry], str | None]) -> Ledger:
+    rows, token = page
     return Ledger(entries=[LedgerEntryBody.of(row) for row in rows], next_page_token=token)
 
 

@@ -3,11 +3,18 @@ from __future__ import annotations
 import uuid
 from datetime import datetime
 
-from sqlalchemy import BigInteger, CheckConstraint, Index
+from sqlalchemy import BigInteger, CheckConstraint, Index, text
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from app.tables.base import Base
 from app.tables.ledger_payload import LedgerPayload
+
+
+def _index_of_version(*columns: str) -> Index:
+    """Most entries are of no version."""
+    return Index(
+        f"ix_ledger_entries_{'_'.join(columns)}", *columns, "seq", postgresql_where=text(f"{columns[-1]} IS NOT NULL")
+    )
 
 
 class LedgerEntry(Base):
@@ -24,11 +31,15 @@ class LedgerEntry(Base):
         # Each filter of the history, in the order of its pages.
         Index("ix_ledger_entries_model_id", "model_id", "seq"),
         Index("ix_ledger_entries_model_id_kind", "model_id", "kind", "seq"),
+        Index("ix_ledger_entries_model_id_kind_actor_ref", "model_id", "kind", "actor_ref", "seq"),
         Index("ix_ledger_entries_model_id_actor_ref", "model_id", "actor_ref", "seq"),
-        Index("ix_ledger_entries_parent_version_model_id", "parent_version", "model_id", "seq"),
-        Index("ix_ledger_entries_result_version_model_id", "result_version", "model_id", "seq"),
+        _index_of_version("model_id", "parent_version"),
+        _index_of_version("model_id", "result_version"),
+        _index_of_version("parent_version"),
+        _index_of_version("result_version"),
         Index("ix_ledger_entries_dataset_id", "dataset_id", "seq"),
         Index("ix_ledger_entries_kind", "kind", "seq"),
+        Index("ix_ledger_entries_kind_actor_ref", "kind", "actor_ref", "seq"),
         Index("ix_ledger_entries_actor_ref", "actor_ref", "seq"),
         Index("ix_ledger_entries_job_id", "job_id", "seq"),
         Index("ix_ledger_entries_at", "at", "seq"),

@@ -76,16 +76,28 @@ def _create_tables() -> None:
     for columns in (
         ["model_id"],
         ["model_id", "kind"],
+        ["model_id", "kind", "actor_ref"],
         ["model_id", "actor_ref"],
-        ["parent_version", "model_id"],
-        ["result_version", "model_id"],
         ["dataset_id"],
         ["kind"],
+        ["kind", "actor_ref"],
         ["actor_ref"],
         ["job_id"],
         ["at"],
     ):
         op.create_index(f"ix_ledger_entries_{'_'.join(columns)}", "ledger_entries", [*columns, "seq"])
+    for columns in (
+        ["model_id", "parent_version"],
+        ["model_id", "result_version"],
+        ["parent_version"],
+        ["result_version"],
+    ):
+        op.create_index(
+            f"ix_ledger_entries_{'_'.join(columns)}",
+            "ledger_entries",
+            [*columns, "seq"],
+            postgresql_where=sa.text(f"{columns[-1]} IS NOT NULL"),
+        )
     op.create_table(
         "ledger_payloads",
         sa.Column("seq", sa.BigInteger(), autoincrement=False, nullable=False),
