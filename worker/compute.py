@@ -37,3 +37,5 @@ def execute(task: Task, store: ArtifactStore, device: str, progress: Progress) -
             return edit(bench)
         case "retrain":
             return retrain(bench)
+        case kind:
+            raise ValueError(f"no computation of kind {kind}")

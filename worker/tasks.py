@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
-JobKind = Literal["train", "register", "fit_factors", "edit", "retrain"]
+JobKind = Literal["train", "register", "fit_factors", "edit", "retrain", "preview", "insight", "restore"]
 Json = dict[str, Any]
 
 

@@ -16,6 +16,9 @@ class JobKind(StrEnum):
     FIT_FACTORS = "fit_factors"
     EDIT = "edit"
     RETRAIN = "retrain"
+    PREVIEW = "preview"
+    INSIGHT = "insight"
+    RESTORE = "restore"
 
 
 LEDGER_RESOURCE: Mapping[JobKind, str] = {
@@ -24,6 +27,9 @@ LEDGER_RESOURCE: Mapping[JobKind, str] = {
     JobKind.FIT_FACTORS: "factors",
     JobKind.EDIT: "edit",
     JobKind.RETRAIN: "retraining",
+    JobKind.PREVIEW: "preview",
+    JobKind.INSIGHT: "insight",
+    JobKind.RESTORE: "restoration",
 }
 
 

@@ -56,3 +56,21 @@ class LedgerKind(StrEnum):
     RETRAINING_SUCCEEDED = "retraining.succeeded", "A retraining ended; it makes no version."
     RETRAINING_FAILED = "retraining.failed", "A retraining failed."
     RETRAINING_CANCELLED = "retraining.cancelled", "A retraining was cancelled."
+
+    PREVIEW_ACCEPTED = "preview.accepted", "A preview of an edit was asked for and queued."
+    PREVIEW_STARTED = "preview.started", "A worker started an attempt of a preview."
+    PREVIEW_SUCCEEDED = "preview.succeeded", "A preview ended; it makes no version."
+    PREVIEW_FAILED = "preview.failed", "A preview failed: so would the edit."
+    PREVIEW_CANCELLED = "preview.cancelled", "A preview was cancelled."
+
+    INSIGHT_ACCEPTED = "insight.accepted", "An insight into a version was asked for and queued."
+    INSIGHT_STARTED = "insight.started", "A worker started an attempt of an insight."
+    INSIGHT_SUCCEEDED = "insight.succeeded", "An insight ended; it makes no version."
+    INSIGHT_FAILED = "insight.failed", "An insight failed."
+    INSIGHT_CANCELLED = "insight.cancelled", "An insight was cancelled."
+
+    RESTORATION_ACCEPTED = "restoration.accepted", "The return to an older version was asked for and queued."
+    RESTORATION_STARTED = "restoration.started", "A worker started an attempt of a restoration."
+    RESTORATION_SUCCEEDED = "restoration.succeeded", "An older version's state was published as a new version."
+    RESTORATION_FAILED = "restoration.failed", "A restoration ended without a version."
+    RESTORATION_CANCELLED = "restoration.cancelled", "A restoration was cancelled."

@@ -19,6 +19,7 @@ class Dataset(Base):
     concepts: Mapped[list[Any]]
     classes: Mapped[list[Any]]
     snapshot_digest: Mapped[str]
+    vote_rule: Mapped[JsonObject | None]  # how classes vote on concept labels; None where each row has its own
     counts: Mapped[JsonObject]  # {"train": n, "calibration": n, "test": n}
     created_by: Mapped[uuid.UUID] = mapped_column(ForeignKey("api_keys.id"))
     created_at: Mapped[CreatedAt]

@@ -18,7 +18,10 @@ class Job(Base):
 
     __tablename__ = "jobs"
     __table_args__ = (
-        CheckConstraint("kind in ('train', 'register', 'fit_factors', 'edit', 'retrain')", name="kind"),
+        CheckConstraint(
+            "kind in ('train', 'register', 'fit_factors', 'edit', 'retrain', 'preview', 'insight', 'restore')",
+            name="kind",
+        ),
         CheckConstraint("state in ('queued', 'running', 'succeeded', 'failed', 'cancelled')", name="state"),
         Index("uq_jobs_model_id_running", "model_id", unique=True, postgresql_where=text("state = 'running'")),
         Index(

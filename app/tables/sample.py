@@ -27,6 +27,7 @@ class Sample(Base):
     split: Mapped[str]
     class_index: Mapped[int]
     concepts: Mapped[list[Any]]  # 0, 1 or null per concept of the data set
+    votes: Mapped[bytes | None]  # one byte per concept, as app.datasets.votes has them, where classes vote on labels
     subject_id: Mapped[uuid.UUID | None] = mapped_column(ForeignKey("subjects.id"), index=True)
     image_sha256: Mapped[str]
     image_bytes: Mapped[int]

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import platform
 import time
-from dataclasses import replace
 from importlib.metadata import version as library_version
 from typing import Any
 
 import torch
 
-from app.datasets.snapshots import InvalidChanges, Snapshot, SnapshotChanges
+from app.datasets.snapshots import SnapshotChanges
 from worker.cbm.concept_predictor import ConceptPredictor
 from worker.cbm.label_predictor import LabelPredictor
-from worker.cbm.training import concept_losses, predict_logits
 from worker.computing.factors import fit_on
+from worker.computing.frame import Frame
+from worker.computing.measuring import edited_rows, membership
 from worker.computing.training import train_both
 from worker.computing.workbench import Workbench, metrics
 from worker.curvature.factors import Factors
-from worker.data.tensors import LabelledImages
 from worker.editing.bench import Settings
-from worker.editing.edited_data import UNKNOWN, EditedData
 from worker.editing.engine import EditInput, held_out_metrics
 from worker.editing.engine import edit as edit_model
 from worker.editing.guard import EditRefused
-from worker.evidence.membership import loss_attack_auc
 from worker.tasks import Result, Task, TaskFailure
 
 
@@ -107,85 +104,6 @@ def edit(bench: Workbench) -> Result:
         "evaluating": end - evaluated,
     }
     report["seconds"] = end - start
-    return result
-
-
-class Frame:
-    """The data of an edit in the base version's columns, and as the edited version sees it.
-
-    Args:
-        concepts: names of the base version's columns.
-        before: its data.
-
-    Raises:
-        TaskFailure: the changes do not apply to the data, or leave a split empty.
-
-    Attributes:
-        train: rows before and after.
-        calibration, test: held-out rows of the edited data set; dropped concepts unknown in ``calibration``.
-        test_after: test rows in the edited version's columns.
-        kept: columns that are not dropped.
-    """
-
-    def __init__(self, bench: Workbench, concepts: list[str], before: Snapshot, changes: SnapshotChanges) -> None:
-        try:
-            self.snapshot_after = before.apply(changes)
-            in_base_columns = before.apply(replace(changes, dropped=()))
-        except InvalidChanges as error:
-            raise TaskFailure("edit_no_longer_applies", str(error)) from error
-        self.dropped = tuple(sorted(set(changes.dropped)))
-        self.kept = [j for j in range(len(concepts)) if j not in set(self.dropped)]
-        self.concepts_after = [concepts[j] for j in self.kept]
-        train_before = bench.rows(before, "train")
-        self.train = EditedData(train_before, self._masked(bench.rows(in_base_columns, "train")), self.dropped)
-        self.calibration = self._masked(bench.rows(in_base_columns, "calibration"))
-        self.test = bench.rows(in_base_columns, "test")
-        self.test_after = bench.rows(self.snapshot_after, "test")
-
-    def losses(self, model: ConceptPredictor, rows: LabelledImages) -> torch.Tensor:
-        """Concept losses of rows in base columns, over the kept concepts only, so that models compare."""
-        logits = predict_logits(model, rows.images)
-        if logits.shape[1] != len(self.kept):
-            logits = logits[:, self.kept]
-        return concept_losses(logits, rows.concepts[:, self.kept])
-
-    def _masked(self, rows: LabelledImages) -> LabelledImages:
-        concepts = rows.concepts.clone()
-        concepts[:, list(self.dropped)] = UNKNOWN
-        return replace(rows, concepts=concepts)
-
-
-def edited_groups(frame: Frame) -> dict[str, LabelledImages]:
-    """The edited train rows by what became of them, labels as they are now."""
-    data = frame.train
-    groups = {
-        "removed": data.before.take(data.removed),
-        "fixed": data.after.take(data.fixed),
-        "added": data.after.take(data.added),
-    }
-    return {name: rows for name, rows in groups.items() if len(rows)}
-
-
-def edited_rows(frame: Frame, models: dict[str, ConceptPredictor]) -> dict[str, Any]:
-    """Mean concept loss of each group of edited rows under each model: ``{"removed": {"rows", "loss_before", …}}``."""
-    return {
-        name: {
-            "rows": len(rows),
-            **{f"loss_{when}": float(frame.losses(model, rows).mean()) for when, model in models.items()},
-        }
-        for name, rows in edited_groups(frame).items()
-    }
-
-
-def membership(frame: Frame, models: dict[str, ConceptPredictor]) -> dict[str, Any] | None:
-    """The loss attack on removed train rows against test rows, under each model; None if none were removed."""
-    removed = edited_groups(frame).get("removed")
-    if removed is None:
-        return None
-    result: dict[str, Any] = {"attack": "loss", "members": len(removed), "non_members": len(frame.test)}
-    for when, model in models.items():
-        members, others = (frame.losses(model, rows).cpu().numpy() for rows in (removed, frame.test))
-        result[f"auc_{when}"] = loss_attack_auc(members, others)
     return result
 
 

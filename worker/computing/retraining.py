@@ -13,7 +13,8 @@ import torch
 from app.datasets.snapshots import SnapshotChanges
 from worker.cbm.concept_predictor import ConceptPredictor
 from worker.cbm.training import predict_logits
-from worker.computing.editing import Frame, edited_rows, membership
+from worker.computing.frame import Frame
+from worker.computing.measuring import edited_rows, membership
 from worker.computing.training import train_both
 from worker.computing.workbench import Workbench, metrics
 from worker.tasks import Result, TaskFailure
