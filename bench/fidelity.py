@@ -37,12 +37,12 @@ from worker.cbm.metrics import concept_metrics, label_metrics
 from worker.cbm.training import concept_losses, predict_logits
 from worker.curvature import Factors
 from worker.data.tensors import LabelledImages
-from worker.editing.arithmetic import batch_size
 from worker.editing.bench import Settings
 from worker.evidence.membership import loss_attack_auc
 
-BASE_SEED = 100
-"""Of the base versions' trainings; retrainings have the seeds from 0."""
+BASE_SEED = 0
+"""Of the base versions' trainings. Retrainings have the seeds from it on: the first is the base version's own training
+on other data, so that a seed's luck is on both sides."""
 
 METHODS = ("ours", "closed_form", "ekfac_step", "fine_tune_1", "fine_tune_3")
 
@@ -111,10 +111,10 @@ class Comparison:
         predictor, label_predictor = model
 
         def logits(rows: LabelledImages) -> Tensor:
-            found = predict_logits(predictor, rows.images, batch_size(rows.images.device))
+            found = predict_logits(predictor, rows.images)
             return found if columns is None else found[:, columns]
 
-        whole = torch.sigmoid(predict_logits(predictor, self.test.images, batch_size(self.test.images.device)))
+        whole = torch.sigmoid(predict_logits(predictor, self.test.images))
         predicted = label_predictor.logits(whole).argmax(dim=1).cpu().numpy()
         p = whole if columns is None else whole[:, columns]
         known = self.test.concepts[:, : p.shape[1]]
@@ -165,13 +165,17 @@ class Bench:
     def train(self) -> None:
         """Every base version and every reference that a case needs, each once."""
         wanted = [(case.base, BASE_SEED) for case in self.cases]
-        wanted += [(case.goal, seed) for case in self.cases for seed in range(self.options.references)]
+        wanted += [(case.goal, seed) for case in self.cases for seed in self.reference_seeds]
         jobs = [
             (self.recipe, self.draw.sets[name], self.draw.held_out[name], 1000 * self.seed + seed, name)
             for name, seed in dict.fromkeys(wanted)
         ]
         for key, result in zip(dict.fromkeys(wanted), mapped(trained, jobs, self.options.processes), strict=True):
             self.models[key] = result
+
+    @property
+    def reference_seeds(self) -> range:
+        return range(BASE_SEED, BASE_SEED + self.options.references)
 
     @property
     def retrain_seconds(self) -> float:
@@ -185,7 +189,7 @@ class Bench:
     def _case(self, case: Case) -> Iterator[Row]:
         comparison = Comparison(case, self.draw.data.test, self.recipe.classes)
         base, _ = self.models[case.base, BASE_SEED]
-        references = [self.models[case.goal, seed] for seed in range(self.options.references)]
+        references = [self.models[case.goal, seed] for seed in self.reference_seeds]
         kept = case.last.kept
         before = comparison.measured(base, kept if len(kept) < len(case.base_columns) else None)
         retrained = [comparison.measured(model) for model, _ in references]

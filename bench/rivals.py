@@ -18,6 +18,7 @@ from worker.data.tensors import LabelledImages
 from worker.editing.bench import Settings
 from worker.editing.edited_data import EditedData
 from worker.editing.engine import EditInput, edit
+from worker.editing.growth import grown
 from worker.editing.guard import EditRefused
 
 Settled = tuple[ConceptPredictor, LabelPredictor]
@@ -147,7 +148,10 @@ def fine_tuned(recipe: Recipe, base: Settled, request: Request, epochs: int, see
     """Further epochs of training on the edited data set, and its seconds."""
     rows = request.goal
     start = now(rows)
-    model = with_head_rows(base[0], request.kept)
+    model = base[0]
+    if request.data.new:
+        model = grown(model, request.data.new, request.data.after, request.calibration)
+    model = with_head_rows(model, request.kept)
     model.train()
     batch_size = min(recipe.training["batch_size"], len(rows))
     steps = epochs * (len(rows) // batch_size)

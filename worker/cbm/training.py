@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from worker.cbm.arithmetic import batch_size, quick_type
 from worker.cbm.concept_predictor import ConceptPredictor, build_concept_predictor
 from worker.data.tensors import LabelledImages
 
@@ -24,10 +25,11 @@ def concept_losses(logits: Tensor, concepts: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def predict_logits(model: nn.Module, images: Tensor, batch_size: int = 512) -> Tensor:
-    """Concept logits ``[n, k]`` in eval mode."""
+def predict_logits(model: nn.Module, images: Tensor, rows_at_a_time: int | None = None) -> Tensor:
+    """Concept logits ``[n, k]`` in eval mode and in the model's own type: what is stored or judged by."""
     model.eval()
-    return torch.cat([model(chunk) for chunk in torch.split(images, batch_size)])
+    chunks = torch.split(images, rows_at_a_time or batch_size(images.device))
+    return torch.cat([model(chunk.contiguous(memory_format=torch.channels_last)) for chunk in chunks])
 
 
 def train_concept_predictor(
@@ -53,9 +55,10 @@ def train_concept_predictor(
     """
     device = train.images.device
     model = build_concept_predictor(architecture, train.concepts.shape[1], seed=seed).to(device)
+    quick = quick_type(model)
     generator = torch.Generator().manual_seed(seed)
-    epochs, batch_size = training["epochs"], min(training["batch_size"], len(train))
-    batches_per_epoch = max(1, len(train) // batch_size)  # a tail of few rows would make BatchNorm's statistics noise
+    epochs, size = training["epochs"], min(training["batch_size"], len(train))
+    batches_per_epoch = max(1, len(train) // size)  # a tail of few rows would make BatchNorm's statistics noise
     optimizer = torch.optim.Adam(
         model.parameters(), lr=training["learning_rate"], weight_decay=training["weight_decay"]
     )
@@ -67,11 +70,13 @@ def train_concept_predictor(
         order = torch.randperm(len(train), generator=generator).to(device)
         total = torch.zeros((), device=device)
         for b in range(batches_per_epoch):
-            rows = order[b * batch_size : (b + 1) * batch_size]
+            rows = order[b * size : (b + 1) * size]
             images = train.images[rows]
             if training["augment"]:
                 images = _shifted(images, generator)
-            loss = concept_losses(model(images), train.concepts[rows]).mean()
+            with torch.autocast(device.type, quick, enabled=quick == torch.bfloat16):
+                logits = model(images.contiguous(memory_format=torch.channels_last))
+            loss = concept_losses(logits.to(images.dtype), train.concepts[rows]).mean()
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from worker.cbm.arithmetic import Twin
 from worker.cbm.concept_predictor import ConceptPredictor
 from worker.cbm.training import concept_losses
 from worker.curvature import vectors
@@ -17,7 +18,6 @@ from worker.curvature.factors import Factors
 from worker.curvature.solve import Solution
 from worker.curvature.vectors import ParameterVector
 from worker.data.tensors import LabelledImages
-from worker.editing.arithmetic import Twin
 from worker.editing.edited_data import UNKNOWN, EditedData
 from worker.editing.step import Curvature, Line
 from worker.editing.unseen import Level

@@ -12,14 +12,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from worker.cbm.arithmetic import Twin
 from worker.cbm.concept_predictor import HEAD, ConceptPredictor, with_head_rows
 from worker.cbm.label_predictor import LabelPredictor, closed_form_edit, fit_label_predictor
 from worker.cbm.metrics import concept_metrics, label_metrics
+from worker.cbm.training import predict_logits
 from worker.curvature import vectors
 from worker.curvature.factors import Factors
 from worker.curvature.surgery import drop_outputs
 from worker.data.tensors import LabelledImages
-from worker.editing.arithmetic import Twin, exact_logits
 from worker.editing.bench import Bench, Progress, Settings, Step, chosen
 from worker.editing.concepts import drop, extend
 from worker.editing.edited_data import EditedData
@@ -222,7 +223,7 @@ def _closed_form_step(bench: Bench, data: EditedData) -> Step:
 
 def _label_predictor(given: EditInput, edited: ConceptPredictor, solver: str) -> LabelPredictor:
     data, weight_decay = given.data, given.training["label_weight_decay"]
-    after = torch.sigmoid(exact_logits(edited, data.after.images))
+    after = torch.sigmoid(predict_logits(edited, data.after.images))
     if solver == "converged" or data.new:  # the paper has no theorem for new concepts
         start = grown_label_predictor(given.label_predictor, data.new).without_concepts(list(data.dropped))
         return fit_label_predictor(
@@ -230,8 +231,8 @@ def _label_predictor(given: EditInput, edited: ConceptPredictor, solver: str) ->
         )
     return closed_form_edit(
         given.label_predictor,
-        before=(torch.sigmoid(exact_logits(given.model, data.before.images)), data.before.classes),
-        intermediate=torch.sigmoid(exact_logits(given.model, data.after.images))[:, _kept(given)],
+        before=(torch.sigmoid(predict_logits(given.model, data.before.images)), data.before.classes),
+        intermediate=torch.sigmoid(predict_logits(given.model, data.after.images))[:, _kept(given)],
         after=(after, data.after.classes),
         weight_decay=weight_decay,
         dropped=data.dropped,

@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from worker.cbm.arithmetic import batches
 from worker.cbm.training import concept_losses
 from worker.curvature import vectors
 from worker.curvature.vectors import ParameterVector
 from worker.data.tensors import LabelledImages
-from worker.editing.arithmetic import batches
 from worker.editing.edited_data import UNKNOWN, EditedData
 
 

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from worker.cbm.arithmetic import Twin, batches
 from worker.cbm.concept_predictor import HEAD, ConceptPredictor, with_head_rows
 from worker.cbm.label_predictor import LabelPredictor
 from worker.curvature import Factors, add_outputs
 from worker.data.tensors import LabelledImages
-from worker.editing.arithmetic import Twin, batches
 
 STRENGTHS = (1e-1, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
 """L2 of the new rows, strongest first; the held-out loss says where to stop, as an early stop says in training."""

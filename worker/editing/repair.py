@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
+from worker.cbm.arithmetic import quick_type
 from worker.cbm.concept_predictor import ConceptPredictor
 from worker.cbm.training import concept_losses
 from worker.data.tensors import LabelledImages
-from worker.editing.arithmetic import quick_type
 
 TOUCHED_SHARE = 0.25
 """Of each batch at least, where any rows are touched: these are seen more often, at no greater weight."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker.cbm.arithmetic import Twin, batch_size, quick_type
 from worker.cbm.concept_predictor import HEAD, ConceptPredictor
 from worker.curvature import vectors
 from worker.curvature.ekfac import EKFAC
@@ -17,7 +18,6 @@ from worker.curvature.ggn import GGN
 from worker.curvature.solve import Solution, Stop, conjugate_gradients
 from worker.curvature.vectors import ParameterVector
 from worker.data.tensors import LabelledImages
-from worker.editing.arithmetic import Twin, batch_size, quick_type
 
 HEAD_PARAMETERS = (f"{HEAD}.weight", f"{HEAD}.bias")
 

@@ -76,7 +76,9 @@ def test_predictions_do_not_depend_on_batches_or_mode() -> None:
     whole = model(TRAIN.images)
     model.train()
     # Batches of other sizes may use other kernels: single precision's last digits.
-    torch.testing.assert_close(predict_logits(model, TRAIN.images, batch_size=7), whole.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        predict_logits(model, TRAIN.images, rows_at_a_time=7), whole.detach(), rtol=1e-4, atol=1e-5
+    )
     assert not model.training
 
 

@@ -17,10 +17,10 @@ from tests.worker.editing.rows import (
     random_rows,
     tiny_net,
 )
+from worker.cbm.arithmetic import BATCH
 from worker.cbm.concept_predictor import ConceptPredictor
 from worker.curvature.vectors import ParameterVector, axpy
 from worker.data.tensors import LabelledImages
-from worker.editing.arithmetic import BATCH
 from worker.editing.edited_data import UNKNOWN, EditedData
 from worker.editing.gradients import after_gradient, edit_gradient, loss_gradient
 

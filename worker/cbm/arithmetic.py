@@ -43,14 +43,6 @@ def batches(rows: int, device: torch.device) -> Iterator[slice]:
         yield slice(start, start + size)
 
 
-@torch.no_grad()
-def exact_logits(model: ConceptPredictor, images: Tensor) -> Tensor:
-    """Concept logits ``[n, k]`` in the model's own type, for what is stored."""
-    model.eval()
-    parts = [images[part].contiguous(memory_format=torch.channels_last) for part in batches(len(images), images.device)]
-    return torch.cat([model(part) for part in parts])
-
-
 class Twin:
     """A copy of a model in its quick type, in eval mode, that follows where the model goes."""
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.worker.editing.rows import random_rows, tiny_net
-from worker.editing.arithmetic import BATCH, Twin, batches, quick_type
+from worker.cbm.arithmetic import BATCH, Twin, batches, quick_type
 
 ROWS = random_rows(30)
 
