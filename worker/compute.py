@@ -9,6 +9,7 @@ from __future__ import annotations
 from app.artifacts import ArtifactStore
 from worker.computing.editing import edit
 from worker.computing.factors import fit
+from worker.computing.insight import insight
 from worker.computing.retraining import retrain
 from worker.computing.training import register, train
 from worker.computing.workbench import Progress, Workbench
@@ -37,5 +38,7 @@ def execute(task: Task, store: ArtifactStore, device: str, progress: Progress) -
             return edit(bench)
         case "retrain":
             return retrain(bench)
+        case "insight":
+            return insight(bench)
         case kind:
             raise ValueError(f"no computation of kind {kind}")

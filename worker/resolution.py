@@ -37,13 +37,17 @@ def _task_for(session: Session, store: ArtifactStore, job: Job) -> Task:
         case JobKind.EDIT:
             version, resolved = resolution.resolve(session, store, job)
             changes = resolved.to_json()
-        case JobKind.FIT_FACTORS | JobKind.RETRAIN:
+        case JobKind.FIT_FACTORS | JobKind.RETRAIN | JobKind.INSIGHT:
             version = resolution.target_version(session, job)
             if kind is JobKind.RETRAIN:
                 compared = _compared(session, store, version)
+            elif kind is JobKind.INSIGHT:
+                compared = _other(session, job, version)
     options: Json = job.request.get("options") or {}
     if kind is JobKind.RETRAIN:
         options = {"repeats": job.request.get("repeats", 1)}
+    elif kind is JobKind.INSIGHT:
+        options = {name: job.request[name] for name in ("kinds", "top", "sample_id")}
     seed = options.get("seed", job.request.get("seed"))
     return Task(
         kind=kind.value,
@@ -75,6 +79,17 @@ def base_version(version: Version) -> BaseVersion:
         factors_version=version.factors_version,
         metrics=version.metrics,
     )
+
+
+def _other(session: Session, job: Job, version: Version) -> Json | None:
+    """The version that an insight's is compared with, if with any."""
+    number = job.request["compared_with"]
+    if number is None:
+        return None
+    other = session.get(Version, (job.model_id, number))
+    if other is None or other.state != "ready":
+        raise TaskFailure("version_withdrawn", f"Version {number}, to compare with, is not ready.")
+    return {"base": base_version(other), "edited": base_version(version)}
 
 
 def _compared(session: Session, store: ArtifactStore, edited: Version) -> Json | None:

@@ -1,0 +1,57 @@
+"""Labels that are likely wrong: those that the model could only have learned one by one.
+
+A label's *self-influence* ``∇ℓᵀ (F + dI)⁻¹ ∇ℓ`` is how much its loss would rise, times ``n``, had it not been there.
+It is ``(p − c)²`` times the *leverage* ``Jᵀ (F + dI)⁻¹ J`` of its logit: a wrong label that the model has learned by
+heart shows no large residual, but a large leverage. Both are taken in the last layer, under EK-FAC. There the per-label
+gradients ``e_j ⊗ φ_i`` factor, so that all leverages are one matrix product. Over all layers they cost ``k`` backward
+passes per row and found no more of the planted labels: within a hundredth of the same precision, on a dozen nets.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from worker.curvature.blocks import LayerFactor
+
+UNKNOWN = -1
+
+
+def leverages(head: LayerFactor, features: Tensor, damping: float) -> Tensor:
+    """``J_ijᵀ (F + dI)⁻¹ J_ij`` in the head's parameters, ``[n, k]``, of logits ``z_ij = W_j φ_i + b_j``.
+
+    With ``a = Q_Aᵀ [φ_i; 1]`` and ``s`` the ``j``-th row of ``Q_S`` it is ``Σ_uv s_u² a_v² / (Λ*_uv + d)``; where a
+    basis is thin, ``F`` is 0 on its complement.
+
+    Args:
+        head: EK-FAC factor of the head.
+        features: what the head sees, ``[n, d]``.
+        damping: ``d > 0``.
+    """
+    basis = head.A.vectors
+    inputs = features.to(basis)
+    if head.parameters.bias is not None:
+        inputs = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], dim=1)
+    outside = 1 / damping
+    inside = head.S.vectors.square() @ (1 / (head.corrected + damping) - outside)
+    squares: Tensor = (inputs @ basis).square()
+    return outside * inputs.square().sum(dim=1, keepdim=True) + squares @ inside.T
+
+
+def self_influences(logits: Tensor, concepts: Tensor, leverage: Tensor) -> Tensor:
+    """``(p − c)² · leverage``, ``[n, k]``; 0 for unknown labels."""
+    residuals = torch.sigmoid(logits) - concepts.to(logits.dtype)
+    return torch.where(concepts == UNKNOWN, 0.0, residuals.square() * leverage.to(logits.dtype))
+
+
+def label_losses(logits: Tensor, concepts: Tensor) -> Tensor:
+    """The loss of every label, ``[n, k]``, the ranking that self-influence has to beat; 0 for unknown labels."""
+    targets = concepts.clamp_min(0).to(logits.dtype)
+    losses = binary_cross_entropy_with_logits(logits, targets, reduction="none")
+    return torch.where(concepts == UNKNOWN, 0.0, losses)
+
+
+def precision_at(scores: Tensor, wrong: Tensor, m: int) -> float:
+    """The share of truly wrong labels among the ``m`` of highest score; ``wrong`` is a mask like ``scores``."""
+    return float(wrong.flatten()[scores.flatten().topk(m).indices].double().mean())
