@@ -34,12 +34,23 @@ class InvalidChanges(ValueError):
 
 @dataclass(frozen=True)
 class AddedSample:
-    """A new row. ``concepts`` has one value (0, 1 or ``UNKNOWN``) per concept, ``split`` is an index of ``SPLITS``."""
+    """A new row. ``concepts`` has one value (0, 1 or ``UNKNOWN``) per concept, ``split`` is an index of ``SPLITS``.
+
+    In changes, the base version's concepts come first, dropped ones too, and then the new ones.
+    """
 
     sample_id: int
     split: int
     class_index: int
     concepts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class NewConcept:
+    """A further concept. ``labels`` are ``(sample id, 0 or 1)`` of rows of the base version; others are unknown."""
+
+    name: str
+    labels: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,7 @@ class SnapshotChanges:
     dropped: tuple[int, ...] = ()  # concept indices
     removed: tuple[int, ...] = ()  # sample ids
     added: tuple[AddedSample, ...] = ()
+    new: tuple[NewConcept, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -57,6 +69,7 @@ class SnapshotChanges:
             "dropped": list(self.dropped),
             "removed": list(self.removed),
             "added": [[row.sample_id, row.split, row.class_index, list(row.concepts)] for row in self.added],
+            "new": [[concept.name, [list(label) for label in concept.labels]] for concept in self.new],
         }
 
     @classmethod
@@ -68,6 +81,10 @@ class SnapshotChanges:
             added=tuple(
                 AddedSample(int(sample), int(split), int(class_index), tuple(map(int, concepts)))
                 for sample, split, class_index, concepts in value["added"]
+            ),
+            new=tuple(
+                NewConcept(str(name), tuple((int(sample), int(label)) for sample, label in labels))
+                for name, labels in value["new"]
             ),
         )
 
@@ -171,10 +188,11 @@ class Snapshot:
     def apply(self, changes: SnapshotChanges) -> Snapshot:
         """The snapshot after an edit; the order of the changes within ``changes`` does not matter.
 
-        A removed row stays removed and a dropped concept dropped, whatever was fixed in it.
+        A removed row stays removed and a dropped concept dropped, whatever was fixed in it. New concepts are the last
+        columns, in their order.
 
         Raises:
-            InvalidChanges: see there; also when two fixes of one label differ.
+            InvalidChanges: see there; also when two fixes of one label differ, or when none of the concepts is kept.
         """
         n, k = self.concepts.shape
         concepts = self.concepts.copy()
@@ -185,16 +203,17 @@ class Snapshot:
         if not _within(columns, 0, k - 1) or not _within(values, UNKNOWN, 1):
             raise InvalidChanges("a fix names no concept of the snapshot, or a value other than 0, 1 and unknown")
         concepts[fixed, columns] = values
+        concepts = np.concatenate([concepts, self._new_columns(changes.new)], axis=1)
 
         if not _within(np.array(changes.dropped, np.int64), 0, k - 1):
             raise InvalidChanges("a dropped concept is not in the snapshot")
-        columns_kept = np.setdiff1d(np.arange(k), np.array(changes.dropped, np.int64))
-        if k and not len(columns_kept):
+        columns_kept = np.setdiff1d(np.arange(concepts.shape[1]), np.array(changes.dropped, np.int64))
+        if k and not (columns_kept < k).any():
             raise InvalidChanges("no concept would be left")
         rows_kept = np.ones(n, bool)
         rows_kept[self._positions(changes.removed)] = False
 
-        added = _added_rows(changes.added, k)
+        added = _added_rows(changes.added, concepts.shape[1])
         sample_ids = np.concatenate([self.sample_ids[rows_kept], added.sample_ids])
         # A removed row's id may not come back in the same edit either: ids are never used twice.
         if np.isin(added.sample_ids, self.sample_ids).any():
@@ -206,6 +225,15 @@ class Snapshot:
             np.concatenate([self.classes[rows_kept], added.classes])[order],
             np.concatenate([concepts[rows_kept], added.concepts])[order][:, columns_kept],
         )
+
+    def _new_columns(self, new: tuple[NewConcept, ...]) -> NDArray[np.int8]:
+        columns = np.full((len(self), len(new)), UNKNOWN, np.int8)
+        for j, concept in enumerate(new):
+            labels = dict(concept.labels)
+            if len(labels) < len(set(concept.labels)) or not set(labels.values()) <= {0, 1}:
+                raise InvalidChanges("two labels of one row differ, or a label is neither 0 nor 1")
+            columns[self._positions(labels), j] = list(labels.values())
+        return columns
 
     def _positions(self, sample_ids: Iterable[int]) -> NDArray[np.intp]:
         wanted = np.array(list(sample_ids), np.int64)

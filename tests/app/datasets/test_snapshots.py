@@ -18,6 +18,7 @@ from app.datasets.snapshots import (
     AddedSample,
     InvalidChanges,
     InvalidSnapshot,
+    NewConcept,
     Snapshot,
     SnapshotChanges,
 )
@@ -40,18 +41,21 @@ def rows(draw: st.DrawFn, sample_id: int, k: int) -> AddedSample:
 
 @st.composite
 def snapshots_with_changes(draw: st.DrawFn) -> tuple[Snapshot, SnapshotChanges]:
-    """Changes that fit, among them fixes of removed rows and of dropped concepts."""
+    """Changes that fit, among them fixes and new labels of removed rows, and fixes of dropped concepts."""
     snapshot = draw(snapshots())
     ids, k = snapshot.sample_ids.tolist(), snapshot.concepts.shape[1]
     some_ids = st.lists(st.sampled_from(ids), unique=True) if ids else st.just([])
     places = st.tuples(st.sampled_from(ids), st.integers(0, k - 1)) if ids else st.nothing()
     fixes = draw(st.dictionaries(places, LABELS, max_size=6)) if ids else {}
-    new = draw(st.lists(st.integers(100, 140), unique=True, max_size=4))
+    arriving = draw(st.lists(st.integers(100, 140), unique=True, max_size=4))
+    labels = st.dictionaries(st.sampled_from(ids), st.integers(0, 1)) if ids else st.just({})
+    new = [NewConcept(f"new {j}", tuple(draw(labels).items())) for j in range(draw(st.integers(0, 2)))]
     return snapshot, SnapshotChanges(
         fixes=tuple((sample_id, concept, value) for (sample_id, concept), value in fixes.items()),
         dropped=tuple(draw(st.lists(st.integers(0, k - 1), unique=True, max_size=k - 1))),
         removed=tuple(draw(some_ids)),
-        added=tuple(draw(rows(sample_id, k)) for sample_id in new),
+        added=tuple(draw(rows(sample_id, k + len(new))) for sample_id in arriving),
+        new=tuple(new),
     )
 
 
@@ -61,13 +65,18 @@ def applied_row_by_row(snapshot: Snapshot, changes: SnapshotChanges) -> dict[int
         int(snapshot.sample_ids[i]): (int(snapshot.splits[i]), int(snapshot.classes[i]), snapshot.concepts[i].tolist())
         for i in range(len(snapshot))
     }
-    for sample_id, concept, value in changes.fixes:
-        table[sample_id][2][concept] = value
+    for sample_id, column, value in changes.fixes:
+        table[sample_id][2][column] = value
+    for concept in changes.new:
+        labels = dict(concept.labels)
+        for sample_id, (_, _, values) in table.items():
+            values.append(labels.get(sample_id, UNKNOWN))
     for sample_id in changes.removed:
         del table[sample_id]
     for row in changes.added:
         table[row.sample_id] = (row.split, row.class_index, list(row.concepts))
-    kept = [concept for concept in range(snapshot.concepts.shape[1]) if concept not in changes.dropped]
+    columns = snapshot.concepts.shape[1] + len(changes.new)
+    kept = [column for column in range(columns) if column not in changes.dropped]
     return {
         sample_id: (split, class_index, [labels[concept] for concept in kept])
         for sample_id, (split, class_index, labels) in table.items()
@@ -90,7 +99,9 @@ def test_apply_does_what_row_by_row_edits_do(case: tuple[Snapshot, SnapshotChang
 @given(snapshots_with_changes(), st.randoms(use_true_random=False))
 def test_the_order_of_changes_does_not_matter(case: tuple[Snapshot, SnapshotChanges], random: Random) -> None:
     snapshot, changes = case
-    shuffled = SnapshotChanges(*(tuple(random.sample(part, len(part))) for part in vars(changes).values()))
+    parts = {name: tuple(random.sample(part, len(part))) for name, part in vars(changes).items() if name != "new"}
+    new = (NewConcept(of.name, tuple(random.sample(of.labels, len(of.labels)))) for of in changes.new)
+    shuffled = SnapshotChanges(**parts, new=tuple(new))  # new columns are in the order in which they are named
     assert snapshot.apply(shuffled).digest == snapshot.apply(changes).digest
 
 
@@ -205,6 +216,13 @@ def test_bytes_that_are_no_snapshot_are_refused(data: bytes) -> None:
         SnapshotChanges(added=(AddedSample(5, 0, 0, (1,)),)),
         SnapshotChanges(added=(AddedSample(5, 3, 0, (1, 1)),)),
         SnapshotChanges(added=(AddedSample(5, 0, 0, (1, 300)),)),
+        SnapshotChanges(new=(NewConcept("new", ((9, 1),)),)),
+        SnapshotChanges(new=(NewConcept("new", ((1, UNKNOWN),)),)),
+        SnapshotChanges(new=(NewConcept("new", ((1, 0), (1, 1))),)),
+        SnapshotChanges(new=(NewConcept("new"),), fixes=((1, 2, 1),)),
+        SnapshotChanges(new=(NewConcept("new"),), dropped=(2,)),
+        SnapshotChanges(new=(NewConcept("new"),), dropped=(0, 1)),
+        SnapshotChanges(new=(NewConcept("new"),), added=(AddedSample(5, 0, 0, (1, 1)),)),
     ],
 )
 def test_changes_that_do_not_fit_are_refused(changes: SnapshotChanges) -> None:
