@@ -6,14 +6,29 @@ are read anew, so that nothing stale can be used.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from app.artifacts import ArtifactStore
 from worker.computing.editing import edit
 from worker.computing.factors import fit
 from worker.computing.insight import insight
+from worker.computing.previewing import preview
+from worker.computing.restoring import restore
 from worker.computing.retraining import retrain
 from worker.computing.training import register, train
 from worker.computing.workbench import Progress, Workbench
 from worker.tasks import Result, Task
+
+COMPUTATIONS: Mapping[str, Callable[[Workbench], Result]] = {
+    "train": train,
+    "register": register,
+    "fit_factors": fit,
+    "edit": edit,
+    "retrain": retrain,
+    "preview": preview,
+    "restore": restore,
+    "insight": insight,
+}
 
 
 def execute(task: Task, store: ArtifactStore, device: str, progress: Progress) -> Result:
@@ -26,19 +41,4 @@ def execute(task: Task, store: ArtifactStore, device: str, progress: Progress) -
     Raises:
         TaskFailure: the job ends without a version, for a reason the client is told.
     """
-    bench = Workbench(task, store, device, progress)
-    match task.kind:
-        case "train":
-            return train(bench)
-        case "register":
-            return register(bench)
-        case "fit_factors":
-            return fit(bench)
-        case "edit":
-            return edit(bench)
-        case "retrain":
-            return retrain(bench)
-        case "insight":
-            return insight(bench)
-        case kind:
-            raise ValueError(f"no computation of kind {kind}")
+    return COMPUTATIONS[task.kind](Workbench(task, store, device, progress))

@@ -223,7 +223,7 @@ def _write_end(session: Session, worker: Worker, claim: Claim, end: End) -> bool
     store, job = worker.store, claim.job
     match end:
         case Finished(result):
-            return _publish(session, claim, result)
+            return _publish(session, store, claim, result)
         case Failed(code, detail):
             return outcomes.fail(session, store, job.id, job.attempt, code=code, detail=detail)
         case Crashed(error):
@@ -245,10 +245,10 @@ def _give_up(session: Session, worker: Worker, job: Job, end: End) -> bool:
     return hand_back(session, worker.store, held)
 
 
-def _publish(session: Session, claim: Claim, result: Result) -> bool:
+def _publish(session: Session, store: ArtifactStore, claim: Claim, result: Result) -> bool:
     if not result.publishes:
         return outcomes.finish_without_version(
-            session, claim.job_id, claim.attempt, report=result.report, factors_digest=result.factors_digest
+            session, store, claim.job_id, claim.attempt, report=result.report, factors_digest=result.factors_digest
         )
     if result.snapshot_digest is None or result.weights_digest is None:
         raise ValueError("a result that publishes a version needs a snapshot and weights")

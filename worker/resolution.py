@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -10,6 +12,7 @@ from app.artifacts import ArtifactStore
 from app.datasets.snapshots import AddedSample, Snapshot, SnapshotChanges
 from app.edits import resolution
 from app.edits.kinds import JobKind
+from app.registry.lineage import edits_since_fit, obstacle_to_restoring
 from app.tables import Dataset, Job, Model, Version
 from worker.tasks import BaseVersion, Json, Task, TaskFailure
 
@@ -34,7 +37,9 @@ def _task_for(session: Session, store: ArtifactStore, job: Job) -> Task:
     compared: Json | None = None
     version: Version | None = None
     match kind:
-        case JobKind.EDIT:
+        case JobKind.RESTORE:
+            version = _restored(session, store, job)
+        case JobKind.EDIT | JobKind.PREVIEW:
             version, resolved = resolution.resolve(session, store, job)
             changes = resolved.to_json()
         case JobKind.FIT_FACTORS | JobKind.RETRAIN | JobKind.INSIGHT:
@@ -59,12 +64,27 @@ def _task_for(session: Session, store: ArtifactStore, job: Job) -> Task:
         classes=version.classes if version else dataset.classes,
         snapshot_digest=version.snapshot_digest if version else dataset.snapshot_digest,
         seed=model.training.get("seed", 0) if seed is None else seed,
-        base=base_version(version) if version else None,
+        base=replace(base_version(version), factors_age=edits_since_fit(session, version)) if version else None,
         changes=changes,
         options=options,
         upload_id=(job.request.get("weights") or {}).get("upload"),
         compared=compared,
     )
+
+
+def _restored(session: Session, store: ArtifactStore, job: Job) -> Version:
+    """The version to return to; what stood in the way of asking stands in the way of starting."""
+    bound = job.request["base_version"]
+    if bound not in (None, job.base_version):
+        raise resolution.ResolutionError(
+            "base_version_changed",
+            f"The restoration asked for version {bound} to be the newest; it is {job.base_version} by now.",
+        )
+    version = session.get_one(Version, (job.model_id, job.request["version"]))
+    obstacle = obstacle_to_restoring(session, store, version, newest=job.base_version)
+    if obstacle is not None:
+        raise resolution.ResolutionError(obstacle.code, obstacle.detail)
+    return version
 
 
 def base_version(version: Version) -> BaseVersion:

@@ -11,7 +11,10 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class BaseVersion:
-    """A published version as the compute process needs it."""
+    """A published version as the compute process needs it.
+
+    ``factors_age`` counts the edits between ``factors_version`` and this version.
+    """
 
     number: int
     concepts: list[str]
@@ -21,6 +24,7 @@ class BaseVersion:
     factors_digest: str | None
     factors_version: int | None
     metrics: Json
+    factors_age: int = 0
 
 
 @dataclass(frozen=True)

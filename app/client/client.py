@@ -202,6 +202,26 @@ class Client:
         path = f"/models/{_in_path(model_id)}/edits"
         return self._job(path, _edit_body(operations, base_version, reason, options), idempotency_key)
 
+    def preview(
+        self,
+        model_id: str,
+        operations: Sequence[JsonObject],
+        *,
+        base_version: int | None = None,
+        options: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Queue the computation of an edit that makes no version: ``report["would"]`` is "succeed" or "fail"."""
+        path = f"/models/{_in_path(model_id)}/previews"
+        return self._job(path, _edit_body(operations, base_version, None, options), idempotency_key)
+
+    def restore(
+        self, model_id: str, version: int, *, reason: str | None = None, idempotency_key: str | None = None
+    ) -> Job:
+        """Queue the return to an older version: a new one with its weights, data, concepts and factors."""
+        path = f"/models/{_in_path(model_id)}/versions/{version}:restore"
+        return self._job(path, {"reason": reason}, idempotency_key)
+
     def check_edit(
         self,
         model_id: str,
@@ -226,6 +246,10 @@ class Client:
     def edits(self, model_id: str, *, state: str | None = None) -> Iterator[Job]:
         """Newest first."""
         return self._all(f"/models/{_in_path(model_id)}/edits", "edits", Job, {"state": state})
+
+    def previews(self, model_id: str, *, state: str | None = None) -> Iterator[Job]:
+        """Newest first."""
+        return self._all(f"/models/{_in_path(model_id)}/previews", "previews", Job, {"state": state})
 
     def cancel(self, job: Job) -> Job:
         """Cancel a queued job, or ask a running one to stop: ``wait`` for its end."""

@@ -121,7 +121,7 @@ class Job(Resource):
 
     id: UUID
     model: str
-    kind: Literal["train", "register", "fit_factors", "edit", "retrain"]
+    kind: Literal["train", "register", "fit_factors", "edit", "retrain", "preview", "insight", "restore"]
     state: Literal["queued", "running", "succeeded", "failed", "cancelled"]
     stage: str | None
     progress: Progress
@@ -149,7 +149,8 @@ class Job(Resource):
     @property
     def path(self) -> str:
         """Where it is read."""
-        return f"/models/{self.model}/{'edits' if self.kind == 'edit' else 'jobs'}/{self.id}"
+        collection = {"edit": "edits", "preview": "previews"}.get(self.kind, "jobs")
+        return f"/models/{self.model}/{collection}/{self.id}"
 
 
 class EditCheck(Resource):

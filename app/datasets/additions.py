@@ -34,11 +34,21 @@ NewSample = TypedDict(
 
 
 def stage_added_samples(
-    session: Session, store: ArtifactStore, dataset: Dataset, items: Sequence[NewSample], job_id: UUID
+    session: Session,
+    store: ArtifactStore,
+    dataset: Dataset,
+    items: Sequence[NewSample],
+    job_id: UUID,
+    *,
+    provisional: bool = False,
 ) -> list[AddedSample]:
     """Makes rows that belong to the job until it ends, with the images of their uploads, which are used up.
 
     The job's row must be flushed: uploads have to be of its creator. The files follow the transaction.
+
+    Args:
+        provisional: the rows go with the job in any case. Uploads and keys stay free for who adds the rows in
+            earnest: the rows get keys that nobody can give, since theirs have no slash.
 
     Returns:
         The rows in the order of ``items``; their concepts are those of the data set, which a version may have fewer of.
@@ -50,7 +60,7 @@ def stage_added_samples(
     dataset_id = dataset.id  # a rollback would empty the object that the effects below need it from
     _check_names(dataset, items)
     _check_keys(session, dataset, items)
-    uploads = _use_uploads(session, items, job_id)
+    uploads = _uploads(session, items, job_id, use_up=not provisional)
     subjects = repository.upsert_subjects(session, (item["subject"] for item in items if item["subject"] is not None))
     ids = repository.reserve_sample_ids(session, len(items))
     on_rollback(session, lambda: store.delete_images(dataset_id, ids))
@@ -58,7 +68,8 @@ def stage_added_samples(
     for batch in image_batches(ids, names, uploads):
         images = {sample_id: store.upload_path(name).read_bytes() for sample_id, name in batch.items()}
         store.put_images(dataset_id, images)
-    on_commit(session, lambda: store.delete_uploads(names))
+    if not provisional:
+        on_commit(session, lambda: store.delete_uploads(names))
     added = [
         AddedSample(
             sample_id,
@@ -75,7 +86,7 @@ def stage_added_samples(
                 {
                     "id": row.sample_id,
                     "dataset_id": dataset_id,
-                    "key": item["key"],
+                    "key": f"preview/{job_id}/{number}" if provisional else item["key"],
                     "split": item["split"],
                     "class_index": row.class_index,
                     "concepts": [None if label == UNKNOWN else label for label in row.concepts],
@@ -84,7 +95,7 @@ def stage_added_samples(
                     "image_bytes": uploads[item["upload"]].size,
                     "pending_job_id": job_id,
                 }
-                for row, item in zip(added, items, strict=True)
+                for number, (row, item) in enumerate(zip(added, items, strict=True))
             ),
         )
     except IntegrityError as error:  # somebody else added one of the keys since they were looked up
@@ -120,20 +131,21 @@ def _check_keys(session: Session, dataset: Dataset, items: Sequence[NewSample]) 
         raise Problem(SAMPLE_EXISTS, f"{len(errors)} samples have keys that are taken.", errors=errors)
 
 
-def _use_uploads(session: Session, items: Sequence[NewSample], job_id: UUID) -> dict[str, ImageFacts]:
-    """Takes the uploads' rows away, so that nobody else can use them."""
-    owner = select(Job.created_by).where(Job.id == job_id).scalar_subquery()
-    used = session.execute(
-        delete(Upload)
-        .where(
-            repository.among(Upload.id, [item["upload"] for item in items]),
-            Upload.kind == "image",
-            Upload.created_by == owner,
-            Upload.expires_at > func.now(),
-        )
-        .returning(Upload.id, Upload.sha256, Upload.bytes)
+def _uploads(session: Session, items: Sequence[NewSample], job_id: UUID, *, use_up: bool) -> dict[str, ImageFacts]:
+    """Takes the uploads' rows away, so that nobody else can use them; or else holds them to the transaction's end."""
+    usable = (
+        repository.among(Upload.id, [item["upload"] for item in items]),
+        Upload.kind == "image",
+        Upload.created_by == select(Job.created_by).where(Job.id == job_id).scalar_subquery(),
+        Upload.expires_at > func.now(),
     )
-    uploads = {upload_id: ImageFacts(sha256, size) for upload_id, sha256, size in used}
+    columns = (Upload.id, Upload.sha256, Upload.bytes)
+    found = session.execute(
+        delete(Upload).where(*usable).returning(*columns)
+        if use_up
+        else select(*columns).where(*usable).with_for_update(read=True)
+    )
+    uploads = {upload_id: ImageFacts(sha256, size) for upload_id, sha256, size in found}
     unused = set(uploads)
     errors = []
     for number, item in enumerate(items):

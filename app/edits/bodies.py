@@ -78,6 +78,11 @@ class EditList(AnswerBody):
     next_page_token: str | None
 
 
+class PreviewList(AnswerBody):
+    previews: list[JobBody]
+    next_page_token: str | None
+
+
 class EditCheck(AnswerBody):
     """What an edit would change, counted; nothing was written."""
 
@@ -87,7 +92,7 @@ class EditCheck(AnswerBody):
 
 def job_path(job: Job) -> str:
     """Where the job is read."""
-    collection = "edits" if job.kind == JobKind.EDIT else "jobs"
+    collection = {JobKind.EDIT.value: "edits", JobKind.PREVIEW.value: "previews"}.get(job.kind, "jobs")
     return f"/models/{job.model_id}/{collection}/{job.id}"
 
 

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from app.artifacts import ArtifactStore
 from app.datasets.settlement import discard_added_samples, settle_added_samples
 from app.edits import line
+from app.edits.kinds import JobKind
 from app.edits.states import JobState, require_transition
 from app.ledger import service as ledger
 from app.ledger.kinds import LedgerKind
@@ -44,19 +45,23 @@ def start(session: Session, job: Job) -> None:
 
 
 def publish(session: Session, job_id: UUID, attempt: int, *, new: NewVersion, report: dict[str, Any]) -> bool:
-    """End a job with a new version: the newest number plus one, child of the version the job was bound to."""
+    """End a job with a new version: the newest number plus one, child of the version the job was bound to.
+
+    The child of the version it restores, where that is the job.
+    """
     model = _locked_model(session, job_id)
     job = _end(session, job_id, attempt, JobState.SUCCEEDED, report=report)
     if job is None:
         return False
-    parent = session.get(Version, (model.id, job.base_version)) if job.base_version is not None else None
+    parent_number = job.request["version"] if job.kind == JobKind.RESTORE else job.base_version
+    parent = session.get(Version, (model.id, parent_number)) if parent_number is not None else None
     classes = parent.classes if parent is not None else session.get_one(Dataset, model.dataset_id).classes
     number = (model.latest_version or 0) + 1
     session.add(
         Version(
             model_id=model.id,
             number=number,
-            parent=job.base_version,
+            parent=parent_number,
             job_id=job.id,
             concepts=new.concepts,
             classes=classes,
@@ -79,7 +84,7 @@ def publish(session: Session, job_id: UUID, attempt: int, *, new: NewVersion, re
         dataset_id=model.dataset_id,
         model_id=model.id,
         job_id=job.id,
-        parent_version=job.base_version,
+        parent_version=parent_number,
         result_version=number,
         artifact_sha256=new.weights_digest,
         payload={
@@ -94,9 +99,18 @@ def publish(session: Session, job_id: UUID, attempt: int, *, new: NewVersion, re
 
 
 def finish_without_version(
-    session: Session, job_id: UUID, attempt: int, *, report: dict[str, Any], factors_digest: str | None = None
+    session: Session,
+    store: ArtifactStore,
+    job_id: UUID,
+    attempt: int,
+    *,
+    report: dict[str, Any],
+    factors_digest: str | None = None,
 ) -> bool:
-    """End a ``retrain``, or a ``fit_factors`` whose factors belong to the version it was run on."""
+    """End a job that makes no version; factors it fitted belong to the version it was run on.
+
+    Rows that a preview would have added go.
+    """
     model = _locked_model(session, job_id)
     job = _end(session, job_id, attempt, JobState.SUCCEEDED, report=report)
     if job is None:
@@ -116,6 +130,7 @@ def finish_without_version(
             parent_version=version.number,
             artifact_sha256=factors_digest,
         )
+    discard_added_samples(session, store, job.id)
     line.record(session, job, "succeeded", artifact_sha256=factors_digest)
     return True
 

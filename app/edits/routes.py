@@ -1,4 +1,4 @@
-"""Edits, jobs, factors and retrainings of a model."""
+"""Edits, their previews, jobs, factors and retrainings of a model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from app.access.callers import Caller
 from app.access.dependencies import Creator, Editor, Reader
-from app.edits.bodies import EditCheck, EditList, JobBody, JobList, accepted
+from app.edits.bodies import EditCheck, EditList, JobBody, JobList, PreviewList, accepted
 from app.edits.kinds import JobKind
+from app.edits.resolution import Resolution
 from app.edits.schemas import EditRequest, FactorsRequest, RetrainingRequest
 from app.edits.service import (
     BASE_VERSION_CHANGED,
@@ -28,13 +30,13 @@ from app.edits.service import (
 from app.edits.states import JobState
 from app.kit.context import Services, ServicesDep
 from app.kit.idempotency import CREATING_PROBLEMS, IdempotencyKey, IdempotencyKeyDep, claim_key, payload_digest
-from app.kit.pagination import PageDep, fetch_page
+from app.kit.pagination import Page, PageDep, fetch_page
 from app.kit.problem_handlers import places_detail, validation_errors
 from app.kit.problems import INVALID_CURSOR, NOT_FOUND, PRECONDITION_FAILED, Problem
 from app.kit.responses import problem_responses
 from app.kit.routing import StrictRoute, make_router
 from app.registry.lookup import MODEL_HAS_NO_VERSION, get_model
-from app.tables import Job
+from app.tables import Job, Version
 
 router = APIRouter()
 _jobs = make_router("jobs")
@@ -60,6 +62,16 @@ class _EditRoute(StrictRoute):
 
 _edits = APIRouter(tags=["edits"], route_class=_EditRoute)
 
+_QUEUEING_PROBLEMS = (
+    NOT_FOUND,
+    INVALID_EDIT,
+    MODEL_HAS_NO_VERSION,
+    BASE_VERSION_CHANGED,
+    PRECONDITION_FAILED,
+    *CREATING_PROBLEMS,
+)
+IfMatch = Annotated[str | None, Header(description="The model's etag; the job is bound to that version.")]
+
 
 @_edits.post(
     "/models/{model_id}/edits",
@@ -68,14 +80,7 @@ _edits = APIRouter(tags=["edits"], route_class=_EditRoute)
     response_model=JobBody,
     responses={
         200: {"model": EditCheck, "description": "With `validate_only`: counts of what would change."},
-        **problem_responses(
-            NOT_FOUND,
-            INVALID_EDIT,
-            MODEL_HAS_NO_VERSION,
-            BASE_VERSION_CHANGED,
-            PRECONDITION_FAILED,
-            *CREATING_PROBLEMS,
-        ),
+        **problem_responses(*_QUEUEING_PROBLEMS),
     },
 )
 def create_edit(
@@ -85,7 +90,7 @@ def create_edit(
     services: ServicesDep,
     caller: Editor,
     key: IdempotencyKeyDep,
-    if_match: Annotated[str | None, Header(description="The model's etag; the edit is bound to that version.")] = None,
+    if_match: IfMatch = None,
     validate_only: Annotated[bool, Query(description="Check and count, write nothing; needs no key.")] = False,
 ) -> JSONResponse:
     """Queue an edit, after checking everything against the newest version.
@@ -93,30 +98,11 @@ def create_edit(
     The check is a courtesy: edits queued earlier may change what this one is applied to. Names are resolved again
     when the edit starts, and then it may still fail with `base_version_changed` or `edit_no_longer_applies`.
     """
+    if not validate_only:
+        return _queue_edit(services, caller, model_id, JobKind.EDIT, body=body, key=key, if_match=if_match)
     with services.sessions.begin() as session:
-        model = get_model(session, caller, model_id)
-        if not validate_only:
-            digest = payload_digest({"body": body.model_dump(mode="json", by_alias=True), "if_match": if_match})
-            claim = claim_key(session, caller_id=caller.key_id, key=key, payload_sha256=digest)
-            if (replay := claim.replay()) is not None:
-                return replay
-        checked = version, resolution = check_edit(
-            session,
-            services.store,
-            caller,
-            model,
-            body,
-            if_match=if_match,
-            max_items=services.settings.max_edit_items,
-        )
-        if validate_only:
-            return JSONResponse(EditCheck(base_version=version.number, counts=resolution.counts).model_dump())
-        bind = version.number if if_match is not None else body.base_version
-        job = queue_edit(session, services.store, caller, model, body, checked=checked, bind=bind)
-        answer = accepted(job)
-        claim.record(session, answer)
-    services.doorbell.ring(job.id)
-    return answer.response()
+        version, resolution = _check_edit(services, session, caller, model_id, body, if_match)
+        return JSONResponse(EditCheck(base_version=version.number, counts=resolution.counts).model_dump())
 
 
 @_edits.get(
@@ -127,15 +113,8 @@ def create_edit(
 def list_edits(
     model_id: str, services: ServicesDep, caller: Reader, page: PageDep, state: JobState | None = None
 ) -> EditList:
-    with services.sessions() as session:
-        model = get_model(session, caller, model_id)
-        statement = select(Job).where(Job.model_id == model.id, Job.kind == JobKind.EDIT.value)
-        if state is not None:
-            statement = statement.where(Job.state == state.value)
-        rows, token = fetch_page(
-            session, statement, column=Job.seq, page=page, scope=f"edits {model.id} {state}", newest_first=True
-        )
-        return EditList(edits=[JobBody.of(job) for job in rows], next_page_token=token)
+    jobs, token = _page(services, caller, model_id, JobKind.EDIT, state, page)
+    return EditList(edits=jobs, next_page_token=token)
 
 
 @_edits.get("/models/{model_id}/edits/{edit_id}", summary="One edit", responses=problem_responses(NOT_FOUND))
@@ -151,9 +130,117 @@ def get_edit(model_id: str, edit_id: str, services: ServicesDep, caller: Reader)
 )
 def cancel_edit(model_id: str, edit_id: str, services: ServicesDep, caller: Editor) -> JobBody:
     """A queued edit is cancelled at once. A running one is asked to stop: read it until its state is final."""
+    return _cancel(services, caller, model_id, edit_id, JobKind.EDIT)
+
+
+@_edits.post(
+    "/models/{model_id}/previews",
+    status_code=202,
+    summary="Preview an edit",
+    response_model=JobBody,
+    responses=problem_responses(*_QUEUEING_PROBLEMS),
+)
+def create_preview(
+    *,
+    model_id: str,
+    body: EditRequest,
+    services: ServicesDep,
+    caller: Editor,
+    key: IdempotencyKeyDep,
+    if_match: IfMatch = None,
+) -> JSONResponse:
+    """Queue the computation of an edit that makes no version: what it would do is in the job's report.
+
+    The body is that of the edit, and checked like it. Uploads of added samples stay for the edit itself. An edit that
+    would be refused is a preview that succeeds: `would` and `error` of its report say so.
+    """
+    return _queue_edit(services, caller, model_id, JobKind.PREVIEW, body=body, key=key, if_match=if_match)
+
+
+@_edits.get(
+    "/models/{model_id}/previews",
+    summary="Previews of edits, newest first",
+    responses=problem_responses(NOT_FOUND, INVALID_CURSOR),
+)
+def list_previews(
+    model_id: str, services: ServicesDep, caller: Reader, page: PageDep, state: JobState | None = None
+) -> PreviewList:
+    jobs, token = _page(services, caller, model_id, JobKind.PREVIEW, state, page)
+    return PreviewList(previews=jobs, next_page_token=token)
+
+
+@_edits.get("/models/{model_id}/previews/{preview_id}", summary="One preview", responses=problem_responses(NOT_FOUND))
+def get_preview(model_id: str, preview_id: str, services: ServicesDep, caller: Reader) -> JobBody:
+    with services.sessions() as session:
+        return JobBody.of(get_job(session, get_model(session, caller, model_id), preview_id, kind=JobKind.PREVIEW))
+
+
+@_edits.post(
+    "/models/{model_id}/previews/{preview_id}:cancel",
+    summary="Cancel a preview",
+    responses=problem_responses(NOT_FOUND, JOB_FINISHED),
+)
+def cancel_preview(model_id: str, preview_id: str, services: ServicesDep, caller: Editor) -> JobBody:
+    """As for edits."""
+    return _cancel(services, caller, model_id, preview_id, JobKind.PREVIEW)
+
+
+def _check_edit(
+    services: Services, session: Session, caller: Caller, model_id: str, body: EditRequest, if_match: str | None
+) -> tuple[Version, Resolution]:
+    return check_edit(
+        session,
+        services.store,
+        caller,
+        get_model(session, caller, model_id),
+        body,
+        if_match=if_match,
+        max_items=services.settings.max_edit_items,
+    )
+
+
+def _queue_edit(
+    services: Services,
+    caller: Caller,
+    model_id: str,
+    kind: JobKind,
+    *,
+    body: EditRequest,
+    key: IdempotencyKey,
+    if_match: str | None,
+) -> JSONResponse:
     with services.sessions.begin() as session:
         model = get_model(session, caller, model_id)
-        job = get_job(session, model, edit_id, kind=JobKind.EDIT, lock=True)
+        digest = payload_digest({"body": body.model_dump(mode="json", by_alias=True), "if_match": if_match})
+        claim = claim_key(session, caller_id=caller.key_id, key=key, payload_sha256=digest)
+        if (replay := claim.replay()) is not None:
+            return replay
+        checked = version, _ = _check_edit(services, session, caller, model_id, body, if_match)
+        bind = version.number if if_match is not None else body.base_version
+        job = queue_edit(session, services.store, caller, model, body, checked=checked, bind=bind, kind=kind)
+        answer = accepted(job)
+        claim.record(session, answer)
+    services.doorbell.ring(job.id)
+    return answer.response()
+
+
+def _page(
+    services: Services, caller: Caller, model_id: str, kind: JobKind, state: JobState | None, page: Page
+) -> tuple[list[JobBody], str | None]:
+    with services.sessions() as session:
+        model = get_model(session, caller, model_id)
+        statement = select(Job).where(Job.model_id == model.id, Job.kind == kind.value)
+        if state is not None:
+            statement = statement.where(Job.state == state.value)
+        rows, token = fetch_page(
+            session, statement, column=Job.seq, page=page, scope=f"{kind}s {model.id} {state}", newest_first=True
+        )
+        return [JobBody.of(job) for job in rows], token
+
+
+def _cancel(services: Services, caller: Caller, model_id: str, job_id: str, kind: JobKind) -> JobBody:
+    with services.sessions.begin() as session:
+        job = get_job(session, get_model(session, caller, model_id), job_id, kind=kind, lock=True)
         cancel(session, services.store, caller, job)
         return JobBody.of(job)
 

@@ -74,8 +74,9 @@ def queue_edit(
     *,
     checked: tuple[Version, Resolution],
     bind: int | None,
+    kind: JobKind = JobKind.EDIT,
 ) -> Job:
-    """Put an edit, ``checked`` before, into the line and stage the rows it adds.
+    """Put an edit or its preview, ``checked`` before, into the line and stage the rows it adds.
 
     ``bind`` is the base version that the caller insists on.
     """
@@ -84,7 +85,7 @@ def queue_edit(
         session,
         model_id=model.id,
         dataset_id=model.dataset_id,
-        kind=JobKind.EDIT,
+        kind=kind,
         request=request.model_copy(update={"base_version": bind}).model_dump(mode="json", by_alias=True),
         created_by=caller.key_id,
         counts={
@@ -100,7 +101,8 @@ def queue_edit(
         for sample in operation.samples
     ]
     if items:
-        stage_added_samples(session, store, session.get_one(Dataset, model.dataset_id), items, job.id)
+        dataset = session.get_one(Dataset, model.dataset_id)
+        stage_added_samples(session, store, dataset, items, job.id, provisional=kind is JobKind.PREVIEW)
     return job
 
 

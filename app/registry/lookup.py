@@ -14,6 +14,9 @@ MODEL_HAS_NO_VERSION = register_problem_type(
     "The model has no ready version yet",
     "Wait until its training or registration has succeeded.",
 )
+VERSION_WITHDRAWN = register_problem_type(
+    "version_withdrawn", 410, "The version's weights are gone", "Use a later version."
+)
 
 
 def get_model(session: Session, caller: Caller, model_id: str) -> Model:

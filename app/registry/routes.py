@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Header, Path, Response
 from fastapi.responses import FileResponse, JSONResponse
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.access.dependencies import AliasMover, Creator, Reader
+from app.access.dependencies import AliasMover, Creator, Editor, Reader
 from app.edits.bodies import JobBody, accepted
 from app.kit.context import ServicesDep
 from app.kit.idempotency import CREATING_PROBLEMS, IdempotencyKeyDep, claim_key, payload_digest
@@ -18,13 +18,14 @@ from app.kit.problems import (
     ALREADY_EXISTS,
     INVALID_CURSOR,
     NOT_FOUND,
+    PRECONDITION_FAILED,
     Problem,
-    register_problem_type,
 )
 from app.kit.responses import BODY_PROBLEMS, problem_responses
 from app.kit.routing import make_router
 from app.kit.schemas import Slug
-from app.registry.lookup import get_model, get_version
+from app.registry.lookup import VERSION_WITHDRAWN, get_model, get_version
+from app.registry.restoring import OBSTACLES, queue_restoration
 from app.registry.schemas import (
     AliasBody,
     AliasList,
@@ -32,15 +33,13 @@ from app.registry.schemas import (
     ModelBody,
     ModelList,
     ModelRequest,
+    RestoreRequest,
     VersionBody,
     VersionList,
 )
 from app.registry.service import create_model, move_alias
 from app.tables import Alias, Model, Version
 
-VERSION_WITHDRAWN = register_problem_type(
-    "version_withdrawn", 410, "The version's weights are gone", "Use a later version."
-)
 Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
 
 router: APIRouter = make_router("models")
@@ -139,6 +138,40 @@ def get_weights(model_id: str, number: Number, services: ServicesDep, caller: Re
         filename=f"{model_id}-v{number}.safetensors",
         headers={"ETag": f'"{version.weights_digest}"'},
     )
+
+
+@router.post(
+    "/models/{model_id}/versions/{number}:restore",
+    status_code=202,
+    summary="Return to an older version",
+    response_model=JobBody,
+    responses=problem_responses(NOT_FOUND, PRECONDITION_FAILED, *OBSTACLES.values(), *CREATING_PROBLEMS),
+)
+def restore_version(
+    *,
+    model_id: str,
+    number: Number,
+    body: RestoreRequest,
+    services: ServicesDep,
+    caller: Editor,
+    key: IdempotencyKeyDep,
+    if_match: Annotated[str | None, Header(description="The model's etag; the job is bound to that version.")] = None,
+) -> JSONResponse:
+    """Queue a new version with the older one's weights, data, concepts and factors; nothing is computed.
+
+    Versions in between stay, and so do the rows that they added.
+    """
+    with services.sessions.begin() as session:
+        model = get_model(session, caller, model_id)
+        digest = payload_digest({"body": body.model_dump(mode="json"), "if_match": if_match})
+        claim = claim_key(session, caller_id=caller.key_id, key=key, payload_sha256=digest)
+        if (replay := claim.replay()) is not None:
+            return replay
+        job = queue_restoration(session, services.store, caller, model, number, body, if_match=if_match)
+        answer = accepted(job)
+        claim.record(session, answer)
+    services.doorbell.ring(job.id)
+    return answer.response()
 
 
 @router.get("/models/{model_id}/aliases", summary="Aliases of a model", responses=problem_responses(NOT_FOUND))

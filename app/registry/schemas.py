@@ -64,6 +64,12 @@ class ModelRequest(RequestBody):
     weights: ExistingWeights | None = None
 
 
+class RestoreRequest(RequestBody):
+    """Return to an older version; ``reason`` is kept with the job and never copied to the history."""
+
+    reason: Annotated[str, StringConstraints(max_length=2000)] | None = None
+
+
 class AliasRequest(RequestBody):
     """Where an alias shall point."""
 

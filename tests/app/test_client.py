@@ -86,7 +86,9 @@ def start(service: Service, job: Job) -> None:
 def end(service: Service, job: Job, *, code: str | None = None) -> None:
     with service.sessions.begin() as session:
         if code is None:
-            assert outcomes.finish_without_version(session, job.id, 1, report={"seconds": 1.5}, factors_digest=None)
+            assert outcomes.finish_without_version(
+                session, service.store, job.id, 1, report={"seconds": 1.5}, factors_digest=None
+            )
         else:
             assert outcomes.fail(session, service.store, job.id, 1, code=code, detail="label F1 fell by 0.05")
 

@@ -88,7 +88,9 @@ def test_factors_and_retrainings_work_on_the_version_that_is_named(workshop: Wor
     assert task.base is not None
     assert (task.base.number, task.base.factors_digest, task.compared) == (1, None, None)
     with workshop.sessions.begin() as session:
-        assert outcomes.finish_without_version(session, held.job_id, held.attempt, report={}, factors_digest="f" * 64)
+        assert outcomes.finish_without_version(
+            session, workshop.store, held.job_id, held.attempt, report={}, factors_digest="f" * 64
+        )
     _, task = resolve(workshop, JobKind.RETRAIN, {"version": 1, "seed": 11, "repeats": 3})
     assert task.options == {"repeats": 3}
     assert task.base is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from dataclasses import dataclass
 from importlib.metadata import version as library_version
 from typing import Any
 
@@ -12,17 +13,45 @@ import torch
 from app.datasets.snapshots import SnapshotChanges
 from worker.cbm.concept_predictor import ConceptPredictor
 from worker.cbm.label_predictor import LabelPredictor
-from worker.computing.factors import fit_on
+from worker.computing.factors import ChosenFactors, factors_for
 from worker.computing.frame import Frame
 from worker.computing.measuring import edited_rows, membership
 from worker.computing.training import train_both
 from worker.computing.workbench import Workbench, metrics
 from worker.curvature.factors import Factors
 from worker.editing.bench import Settings
-from worker.editing.engine import EditInput, held_out_metrics
-from worker.editing.engine import edit as edit_model
+from worker.editing.engine import EditInput, attempt, held_out_metrics
 from worker.editing.guard import EditRefused
-from worker.tasks import Result, Task, TaskFailure
+from worker.tasks import Result, TaskFailure
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why the edit must not be published."""
+
+    code: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Edited:
+    """An edit, computed, nothing of it stored.
+
+    Attributes:
+        inherited: factors for the new version; None where its model was trained anew.
+        chosen: the factors that served, in the base version's columns.
+        refusal: set when the guard refused and the request does not allow a retraining; the rest is then what the
+            version would have been.
+    """
+
+    frame: Frame
+    model: ConceptPredictor
+    label_predictor: LabelPredictor
+    inherited: Factors | None
+    chosen: ChosenFactors
+    metrics: dict[str, Any]
+    report: dict[str, Any]
+    refusal: Refusal | None = None
 
 
 def edit(bench: Workbench) -> Result:
@@ -31,6 +60,28 @@ def edit(bench: Workbench) -> Result:
     Raises:
         TaskFailure: the changes do not apply, or the guard refused and ``on_failure`` does not allow a retraining.
     """
+    start = time.perf_counter()
+    done = computed(bench)
+    if done.refusal is not None:
+        raise TaskFailure(done.refusal.code, done.refusal.detail)
+    bench.progress("publishing", 0, 1)
+    result = Result(
+        concepts=done.frame.concepts_after,
+        publishes=True,
+        snapshot_digest=bench.store.put(done.frame.snapshot_after.to_bytes()),
+        weights_digest=bench.put_model(done.model, done.label_predictor),
+        factors_digest=bench.put_factors(done.inherited) if done.inherited else None,
+        factors_version=done.chosen.version if done.inherited else None,
+        metrics=done.metrics,
+        report=done.report,
+    )
+    bench.forget(SnapshotChanges.from_json(bench.task.changes or {}).removed)
+    done.report["seconds"] = time.perf_counter() - start
+    return result
+
+
+def computed(bench: Workbench) -> Edited:
+    """The edit that the task asks for, up to where something would be stored."""
     task, start = bench.task, time.perf_counter()
     if task.base is None or task.changes is None:
         raise RuntimeError("an edit needs a base version and changes")
@@ -38,12 +89,12 @@ def edit(bench: Workbench) -> Result:
     changes = SnapshotChanges.from_json(task.changes)
     frame = Frame(bench, task.base.concepts, bench.snapshot(task.base.snapshot_digest), changes)
     model, label_predictor = bench.model(task.base)
-    factors, factors_fitted = _factors(bench, model, frame)
+    chosen = factors_for(bench, model, frame.train.before)
     loaded = time.perf_counter()
     given = EditInput(
         model=model,
         label_predictor=label_predictor,
-        factors=factors,
+        factors=chosen.factors,
         data=frame.train,
         calibration=frame.calibration,
         concepts=task.base.concepts,
@@ -51,8 +102,9 @@ def edit(bench: Workbench) -> Result:
         training=task.training,
     )
     method = task.options.get("method", "solve")
+    refusal: Refusal | None = None
     try:
-        outcome = edit_model(
+        outcome = attempt(
             given,
             method=method,
             label_solver=task.options.get("label_solver", "converged"),
@@ -60,12 +112,16 @@ def edit(bench: Workbench) -> Result:
             settings=Settings(seed=task.seed),
             progress=bench.progress,
         )
+        if outcome.refusal is not None and task.options.get("on_failure", "fail") == "retrain":
+            raise outcome.refusal
+        if outcome.refusal is not None:
+            refusal = Refusal(outcome.refusal.code, outcome.refusal.detail)
         edited, edited_label, engine_report = outcome.model, outcome.label_predictor, outcome.report
         inherited: Factors | None = outcome.factors
-    except EditRefused as refusal:
+    except EditRefused as refused:
         if task.options.get("on_failure", "fail") != "retrain":
-            raise TaskFailure(refusal.code, refusal.detail) from refusal
-        edited, edited_label, engine_report = _retrained(bench, frame, given, refusal)
+            raise TaskFailure(refused.code, refused.detail) from refused
+        edited, edited_label, engine_report = _retrained(bench, frame, given, refused)
         method, inherited = "retrain", None  # a model trained anew has nothing of its parent's curvature
     bench.progress("evaluating", 0, 1)
     evaluated = time.perf_counter()
@@ -82,29 +138,15 @@ def edit(bench: Workbench) -> Result:
         if task.options.get("evidence", "standard") == "none"
         else membership(frame, {"before": model, "after": edited}),
         **engine_report,
-        "factors": {"fitted_here": factors_fitted, "version": _factors_version(task, factors_fitted)},
+        "factors": chosen.report(),
         "libraries": {"torch": torch.__version__, "python": platform.python_version(), "modelmend": code_version()},
     }
-    bench.progress("publishing", 0, 1)
-    result = Result(
-        concepts=frame.concepts_after,
-        publishes=True,
-        snapshot_digest=bench.store.put(frame.snapshot_after.to_bytes()),
-        weights_digest=bench.put_model(edited, edited_label),
-        factors_digest=bench.put_factors(inherited) if inherited else None,
-        factors_version=_factors_version(task, factors_fitted) if inherited else None,
-        metrics=after_metrics,
-        report=report,
-    )
-    bench.forget(changes.removed)
-    end = time.perf_counter()
     report["timings"] = {
         "loading": loaded - start,
         **report.get("timings", {}),
-        "evaluating": end - evaluated,
+        "evaluating": time.perf_counter() - evaluated,
     }
-    report["seconds"] = end - start
-    return result
+    return Edited(frame, edited, edited_label, inherited, chosen, after_metrics, report, refusal)
 
 
 def operation_counts(changes: SnapshotChanges) -> dict[str, int]:
@@ -120,20 +162,6 @@ def operation_counts(changes: SnapshotChanges) -> dict[str, int]:
 
 def code_version() -> str:
     return library_version("modelmend")
-
-
-def _factors(bench: Workbench, model: ConceptPredictor, frame: Frame) -> tuple[Factors, bool]:
-    """The cached factors, or new ones where there are none or the method is the paper's, which refits."""
-    base = bench.task.base
-    if base is not None and base.factors_digest and bench.task.options.get("method") != "closed_form":
-        return bench.factors(base.factors_digest), False
-    return fit_on(bench, model, frame.train.before, bench.task.seed), True
-
-
-def _factors_version(task: Task, fitted_here: bool) -> int | None:
-    if task.base is None:
-        return None
-    return task.base.number if fitted_here else task.base.factors_version
 
 
 def _retrained(

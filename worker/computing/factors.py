@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +17,8 @@ from worker.data.tensors import LabelledImages
 from worker.tasks import Result
 
 BATCH_SIZE = 256
+
+REFRESH_AFTER = 20
 
 
 def fit(bench: Workbench) -> Result:
@@ -44,6 +48,48 @@ def fit(bench: Workbench) -> Result:
             "seconds": time.perf_counter() - start,
         },
     )
+
+
+@dataclass(frozen=True)
+class ChosenFactors:
+    """The factors that serve an edit.
+
+    Attributes:
+        version: they were fitted on.
+        age: edits between that version and the base version.
+        fitted_here: within this job, on the base version.
+        refreshed: fitted anew because the cached ones were too old.
+    """
+
+    factors: Factors
+    version: int
+    age: int
+    fitted_here: bool
+    refreshed: bool
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "fitted_here": self.fitted_here,
+            "version": self.version,
+            "age": self.age,
+            "refreshed": self.refreshed,
+        }
+
+
+def factors_for(bench: Workbench, model: ConceptPredictor, rows: LabelledImages) -> ChosenFactors:
+    """The base version's factors; or new ones, where it has none, they are too old, or the method is the paper's.
+
+    Args:
+        rows: that the base version was trained on.
+    """
+    base = bench.task.base
+    if base is None:
+        raise RuntimeError("an edit has a base version")
+    refits = bench.task.options.get("method") == "closed_form"
+    if base.factors_digest is None or base.factors_version is None or refits or base.factors_age >= REFRESH_AFTER:
+        refreshed = base.factors_digest is not None and not refits
+        return ChosenFactors(fit_on(bench, model, rows, bench.task.seed), base.number, 0, True, refreshed)
+    return ChosenFactors(bench.factors(base.factors_digest), base.factors_version, base.factors_age, False, False)
 
 
 def fit_on(bench: Workbench, model: ConceptPredictor, rows: LabelledImages, seed: int) -> Factors:

@@ -27,7 +27,7 @@ from worker.editing.edited_data import EditedData
 from worker.editing.forgetting import forget
 from worker.editing.gradients import after_gradient, edit_gradient, objective_gradient_norm
 from worker.editing.growth import grown, grown_factors, grown_label_predictor
-from worker.editing.guard import EditRefused, require_classes, require_gain, require_utility
+from worker.editing.guard import EditRefused, first_refusal, require_classes
 from worker.editing.learning import learn
 from worker.editing.step import Line, inverse_factors, recompute_statistics
 from worker.editing.warming import warm
@@ -60,13 +60,15 @@ class EditInput:
 class EditOutcome:
     """The edited model, its head without the dropped concepts' rows, and the numbers of the edit.
 
-    ``factors`` fit the edited model's head: what a child version inherits.
+    ``factors`` fit the edited model's head: what a child version inherits. ``refusal`` is the guard's, if it found
+    that this must not become a version.
     """
 
     model: ConceptPredictor
     label_predictor: LabelPredictor
     factors: Factors
     report: dict[str, Any]
+    refusal: EditRefused | None = None
 
 
 @dataclass
@@ -98,6 +100,33 @@ def edit(
     Raises:
         EditRefused: the guard found that held-out quality fell, nothing was gained, or a class would be empty.
     """
+    outcome = attempt(
+        given,
+        method=method,
+        label_solver=label_solver,
+        tolerance=tolerance,
+        settings=settings,
+        progress=progress,
+    )
+    if outcome.refusal is not None:
+        raise outcome.refusal
+    return outcome
+
+
+def attempt(
+    given: EditInput,
+    *,
+    method: Literal["solve", "closed_form"],
+    label_solver: Literal["converged", "closed_form"],
+    tolerance: Mapping[str, float],
+    settings: Settings,
+    progress: Progress,
+) -> EditOutcome:
+    """As :func:`edit`, but what the guard refuses after measuring it is shown with its refusal.
+
+    Raises:
+        EditRefused: a class would be empty, or the model is broken, so that there is nothing to show.
+    """
     require_classes(given.data.before.classes, given.data.after.classes, given.classes)
     timings = Timings()
     with timings.stage("preparing"):
@@ -128,9 +157,7 @@ def edit(
         before = _metrics(start, given.label_predictor, given, edited=False)
         after = _metrics(held_out[:, _kept(given)], label_predictor, given, edited=True)
         gradient_after = objective_gradient_norm(bench.twin.now(), norm_rows, bench.weight_decay)
-    require_utility(before, after, tolerance)
-    if method == "solve":
-        require_gain(steps)
+    refusal = first_refusal(before, after, tolerance, steps if method == "solve" else [])
     report = {
         "step": {
             "norm": step_norm,
@@ -148,7 +175,7 @@ def edit(
     }
     if given.data.dropped:
         factors = drop_outputs(factors, HEAD, given.data.dropped)
-    return EditOutcome(edited, label_predictor, factors, report)
+    return EditOutcome(edited, label_predictor, factors, report, refusal)
 
 
 def held_out_metrics(

@@ -19,6 +19,23 @@ class EditRefused(Exception):
         self.detail = detail
 
 
+def first_refusal(
+    before: Mapping[str, Any], after: Mapping[str, Any], tolerance: Mapping[str, float], steps: list[Step]
+) -> EditRefused | None:
+    """Why an edit that was computed must not become a version, if there is a reason.
+
+    Args:
+        before: see :func:`require_utility`.
+        steps: that had a goal to reach.
+    """
+    try:
+        require_utility(before, after, tolerance)
+        require_gain(steps)
+    except EditRefused as refusal:
+        return refusal
+    return None
+
+
 def require_utility(before: Mapping[str, Any], after: Mapping[str, Any], tolerance: Mapping[str, float]) -> None:
     """Refuse when a held-out F1 score fell by more than its tolerance.
 

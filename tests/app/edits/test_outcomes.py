@@ -69,7 +69,7 @@ def test_another_attempt_writes_nothing(ready: Service, attempt: int) -> None:
     with ready.sessions.begin() as session:
         assert not outcomes.publish(session, job.id, attempt, new=_new_version(ready), report={})
         assert not outcomes.fail(session, ready.store, job.id, attempt, code="x", detail="x")
-        assert not outcomes.finish_without_version(session, job.id, attempt, report={})
+        assert not outcomes.finish_without_version(session, ready.store, job.id, attempt, report={})
         assert not outcomes.confirm_cancelled(session, ready.store, job.id, attempt)
     assert ready.get(f"{EDITS}/{job.id}").json()["state"] == "running"
     assert _kinds(ready, job.id) == ["edit.accepted"]
@@ -95,7 +95,9 @@ def test_factors_belong_to_the_version_they_were_fitted_on(ready: Service) -> No
     job = _running(ready, JobKind.FIT_FACTORS, {"version": 1})
     with ready.sessions.begin() as session:
         assert target_version(session, session.get_one(Job, job.id)).number == 1
-        assert outcomes.finish_without_version(session, job.id, 1, report={"layers": 3}, factors_digest="a" * 64)
+        assert outcomes.finish_without_version(
+            session, ready.store, job.id, 1, report={"layers": 3}, factors_digest="a" * 64
+        )
     with ready.sessions() as session:
         versions = session.scalars(select(Version).order_by(Version.number)).all()
         assert [(v.factors_digest, v.factors_version) for v in versions] == [("a" * 64, 1), (None, None)]
@@ -105,7 +107,7 @@ def test_factors_belong_to_the_version_they_were_fitted_on(ready: Service) -> No
 def test_a_retraining_makes_no_version(ready: Service) -> None:
     job = _running(ready, JobKind.RETRAIN, {"version": None, "seed": None})
     with ready.sessions.begin() as session:
-        assert outcomes.finish_without_version(session, job.id, 1, report={"accuracy": 1.0})
+        assert outcomes.finish_without_version(session, ready.store, job.id, 1, report={"accuracy": 1.0})
     assert ready.get(f"/models/digits-model/jobs/{job.id}").json()["result"] is None
     assert ready.get("/models/digits-model").json()["latest_version"] == 1
     assert _kinds(ready, job.id) == ["retraining.accepted", "retraining.succeeded"]

@@ -82,7 +82,7 @@ class TestEveryKind:
         result = edits[kind]
         assert result.factors_version == 1
         assert result.factors_digest is not None
-        assert result.report["factors"] == {"fitted_here": False, "version": 1}
+        assert result.report["factors"] == {"fitted_here": False, "version": 1, "age": 0, "refreshed": False}
         if kind not in DROPPED:
             assert result.factors_digest == world.fitted.factors_digest
         factors = load_factors(world.scene.store.fetch(result.factors_digest), "cpu")
@@ -163,7 +163,7 @@ class TestEveryKind:
         )
         assert result.report["method"] == "closed_form"
         assert [step["phase"] for step in result.report["step"]["steps"]] == ["closed_form"]
-        assert result.report["factors"] == {"fitted_here": True, "version": 1}
+        assert result.report["factors"] == {"fitted_here": True, "version": 1, "age": 0, "refreshed": False}
         assert result.snapshot_digest == world.scene.snapshot.apply(world.changes(kind)).digest
         world.predictors(result)
 
@@ -209,7 +209,7 @@ class TestFactorsOfAnEdit:
     def test_missing_factors_are_fitted_on_the_base_version(self, world: World, edits: dict[str, Result]) -> None:
         bare = version(world.trained)
         result = world.scene.edit(bare, world.changes("fix"), **TOLERANT)
-        assert result.report["factors"] == {"fitted_here": True, "version": 1}
+        assert result.report["factors"] == {"fitted_here": True, "version": 1, "age": 0, "refreshed": False}
         assert result.factors_digest == world.fitted.factors_digest
         assert result.factors_version == 1
         assert result.weights_digest == edits["fix"].weights_digest
