@@ -27,9 +27,13 @@ from worker.insight.labels import UNKNOWN, flip_effects, label_influences, mean_
 from worker.insight.suspects import label_losses, leverages, self_influences
 from worker.tasks import Json, Result, TaskFailure
 
-CURVATURE_ROWS = 512
-ITERATIONS = 12
-"""Of conjugate gradients. More changes the order of the labels no further (docs/insights.md)."""
+CURVATURE_ROWS = 4096
+"""At most. A label of a row that the curvature does not know seems to have several times its influence."""
+ITERATIONS = 16
+INFLUENCE_DAMPING = 10.0
+"""In mean eigenvalues of the factors. With an edit's damping, a thousandth of it, the solve has not converged after 200
+iterations, and what it says of single labels is mostly where it stopped. With this one 16 iterations tell the order
+(rank correlation 0.96 with 40), and of planted wrong labels more are found among the harmful (docs/insights.md)."""
 CONCEPTS_PER_CLASS = 10
 
 
@@ -157,7 +161,8 @@ def influential_labels(view: View) -> Json:
     everyone = torch.arange(len(view.train), device=view.train.images.device)
     rows = view.train.take(chosen(everyone, CURVATURE_ROWS, view.bench.task.seed))
     weights = torch.ones(len(rows), device=rows.images.device)
-    factors, damping = view.factors, view.damping
+    factors = view.factors
+    damping = max(view.weight_decay, INFLUENCE_DAMPING * factors.mean_eigenvalue)
     view.bench.progress("gradient", 0, 1)
     solution = Curvature(view.model, rows, weights, factors, damping).solve(
         mean_loss_gradient(view.model, target),
