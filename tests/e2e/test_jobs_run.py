@@ -6,9 +6,9 @@ import json
 import signal
 
 import redis
-from sqlalchemy import select
+from sqlalchemy import delete, select
 
-from app.tables import Job
+from app.tables import Job, Sample
 from tests.worker.computations import calls
 from tests.worker.workshop import Workshop
 
@@ -122,6 +122,46 @@ def test_a_running_job_is_cancelled_within_about_a_second_and_its_computation_ki
     assert workshop.ledger(first) == ["edit.accepted", "edit.started", "edit.cancelled"]
     assert [version.job_id for version in workshop.versions("digits")][1:] == [second]
     assert calls()[1]["pid"] != calls()[0]["pid"]
+
+
+def test_an_edit_is_undone_and_another_follows(workshop: Workshop) -> None:
+    """Over a real worker, whose computation of the restoration is the real one."""
+    workshop.add_model("digits")
+    workshop.worker()
+    workshop.wait_for_state(workshop.ask_for_edit("digits"), "succeeded")
+    workshop.behave("computed")
+    undo = workshop.ask_for_restoration("digits", 1)
+    job = workshop.wait_for_state(undo, "succeeded", "failed")
+    assert (job.state, job.base_version, job.result_version) == ("succeeded", 2, 3), job.error
+    refused = workshop.wait_for_state(workshop.ask_for_restoration("digits", 3), "succeeded", "failed")
+    assert refused.error == {"code": "version_is_newest", "detail": "Version 3 is the newest."}
+    workshop.behave("succeed")
+    workshop.wait_for_state(workshop.ask_for_edit("digits"), "succeeded")
+    first, second, third, fourth = workshop.versions("digits")
+    assert [version.parent for version in (first, second, third, fourth)] == [None, 1, 1, 3]
+    assert third.weights_digest == first.weights_digest != second.weights_digest
+    assert third.snapshot_digest == first.snapshot_digest
+    assert workshop.ledger(undo) == [
+        "restoration.accepted",
+        "restoration.started",
+        "version.published",
+        "restoration.succeeded",
+    ]
+
+
+def test_what_is_erased_while_a_restoration_waits_is_not_restored(workshop: Workshop) -> None:
+    workshop.add_model("digits")
+    workshop.publish_without_row("digits", "b")
+    with workshop.held():
+        workshop.worker()
+        workshop.ask_for_edit("digits")
+        workshop.wait(lambda: len(calls()) == 1)
+        undo = workshop.ask_for_restoration("digits", 1)
+        with workshop.sessions.begin() as session:
+            session.execute(delete(Sample).where(Sample.key == "b"))
+    job = workshop.wait_for_state(undo, "succeeded", "failed")
+    assert job.error is not None
+    assert job.error["code"] == "version_holds_erased_data"
 
 
 def test_messages_that_are_no_rings_are_dropped(workshop: Workshop) -> None:

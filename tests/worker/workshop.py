@@ -19,8 +19,8 @@ from app.access.callers import Caller
 from app.access.rules import Role
 from app.artifacts import open_store
 from app.database import make_engine, make_owner_engine, make_sessions
-from app.datasets.snapshots import Snapshot
-from app.edits import line, service
+from app.datasets.snapshots import Snapshot, SnapshotChanges
+from app.edits import line, outcomes, service
 from app.edits.kinds import JobKind
 from app.queueing import RqDoorbell
 from app.settings import Settings
@@ -182,6 +182,42 @@ class Workshop:
         if doorbell is not self.doorbell:
             doorbell.close()
         return job_id
+
+    def ask_for_restoration(self, model_id: str, number: int) -> UUID:
+        """Queue the return to a version and ring; unlike the API, whatever stands against it by now."""
+        with self.sessions.begin() as session:
+            job_id = line.join(
+                session,
+                model_id=model_id,
+                dataset_id="glyphs",
+                kind=JobKind.RESTORE,
+                request={"version": number, "base_version": None, "reason": None},
+                created_by=self.key_id,
+            ).id
+        self.doorbell.ring(job_id)
+        return job_id
+
+    def publish_without_row(self, model_id: str, key: str) -> None:
+        """The model's next version, whose data lacks one row."""
+        with self.sessions.begin() as session:
+            row = session.scalars(select(Sample.id).where(Sample.key == key)).one()
+            model = session.get_one(Model, model_id)
+            base = session.get_one(Version, (model_id, model.latest_version))
+            snapshot = Snapshot.load(self.store.fetch(base.snapshot_digest)).apply(SnapshotChanges(removed=(row,)))
+            job = line.join(
+                session,
+                model_id=model_id,
+                dataset_id="glyphs",
+                kind=JobKind.EDIT,
+                request={},
+                created_by=self.key_id,
+            )
+            job.state, job.attempt, job.base_version = "running", 1, base.number
+            session.flush()
+            new = outcomes.NewVersion(
+                base.concepts, self.store.put(snapshot.to_bytes()), base.weights_digest, None, None, {}, "0"
+            )
+            outcomes.publish(session, job.id, 1, new=new, report={})
 
     def behave(self, behaviour: str) -> None:
         """What computations that begin from now on do: the name of a function in ``computations``."""
