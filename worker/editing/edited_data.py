@@ -59,10 +59,27 @@ class EditedData:
     @cached_property
     def fixed(self) -> Tensor:
         """Positions in ``after`` of rows of which a label other than a dropped or new concept's changed."""
+        return self._shared[1][self._changed.any(dim=1)]
+
+    @cached_property
+    def corrected(self) -> Tensor:
+        """Those of the fixed rows in which a label became known or another one: there is something to learn."""
+        _, after = self._shared
+        return after[(self._changed & (self.after.concepts[after] != UNKNOWN)).any(dim=1)]
+
+    @cached_property
+    def withdrawn(self) -> Tensor:
+        """Those of the fixed rows in which a known label became unknown: there is something to forget."""
+        _, after = self._shared
+        return after[(self._changed & (self.after.concepts[after] == UNKNOWN)).any(dim=1)]
+
+    @cached_property
+    def _changed(self) -> Tensor:
+        """Which labels of the shared rows changed, ``[m, k]``; those of dropped and new concepts did not."""
         before, after = self._shared
-        kept = [j for j in range(self.before.concepts.shape[1]) if j not in {*self.dropped, *self.new}]
-        changed = (self.before.concepts[before][:, kept] != self.after.concepts[after][:, kept]).any(dim=1)
-        return after[changed]
+        changed = self.before.concepts[before] != self.after.concepts[after]
+        changed[:, [*self.dropped, *self.new]] = False
+        return changed
 
     @cached_property
     def untouched(self) -> Tensor:
@@ -78,13 +95,25 @@ class EditedData:
         return lookup[after_positions]
 
     def lessons(self) -> EditedData:
-        """What is to be learned from rows and nothing else: rows that leave are still there, dropped concepts are gone
-        before, new ones there.
+        """What is to be learned from rows and nothing else: rows that leave are still there and withdrawn labels known,
+        dropped concepts are gone before, new ones there.
 
         Otherwise the whole of these concepts' gradient would be in the edit's, and drown the lessons.
         """
         before = self.extended(self.masked(self.before))
-        return replace(self, before=before, after=self.after.joined(before.take(self.removed)), new=())
+        concepts = self.after.concepts.clone()
+        labels = self.withdrawals().concepts
+        concepts[self.withdrawn] = torch.where(labels == UNKNOWN, concepts[self.withdrawn], labels)
+        after = replace(self.after, concepts=concepts)
+        return replace(self, before=before, after=after.joined(before.take(self.removed)), new=())
+
+    def withdrawals(self) -> LabelledImages:
+        """The rows of :attr:`withdrawn` with the labels that they lose, and no others."""
+        rows = self.after.take(self.withdrawn)
+        old = self.before.concepts[self.before_of(self.withdrawn)]
+        lost = (old != UNKNOWN) & (rows.concepts == UNKNOWN)
+        lost[:, [*self.dropped, *self.new]] = False
+        return replace(rows, concepts=torch.where(lost, old, torch.full_like(old, UNKNOWN)))
 
     def extension(self) -> EditedData:
         """What is to be learned from new concepts and nothing else: rows and other labels are as before."""

@@ -31,6 +31,7 @@ from worker.editing.guard import EditRefused, first_refusal, require_classes
 from worker.editing.learning import learn
 from worker.editing.step import Line, inverse_factors, recompute_statistics
 from worker.editing.warming import warm
+from worker.editing.withdrawing import withdraw
 
 
 @dataclass(frozen=True)
@@ -224,8 +225,9 @@ def _moved(bench: Bench, data: EditedData, timings: Timings) -> list[Step]:
             steps += phase(bench, data)
     with timings.stage("repair"):
         steps += warm(bench, data, steps, start)
-    with timings.stage("forget"):
-        steps += forget(bench, data)
+    for name, movement in (("withdraw", withdraw), ("forget", forget)):
+        with timings.stage(name):
+            steps += movement(bench, data)
     return steps
 
 
