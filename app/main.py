@@ -13,6 +13,7 @@ from app.artifacts import ArtifactStore, open_store
 from app.database import make_engine, make_sessions
 from app.datasets import routes as datasets
 from app.edits import routes as edits
+from app.insights import routes as insights
 from app.kit import routes as kit
 from app.kit.body_limits import BodyLimits
 from app.kit.context import Services
@@ -78,6 +79,6 @@ def create_app(
         BodyLimits, max_request_bytes=settings.max_request_bytes, max_upload_bytes=settings.max_upload_bytes
     )
     app.add_middleware(RequestContext)
-    for room in (kit, access, datasets, uploads, registry, edits, ledger):
+    for room in (kit, access, datasets, uploads, registry, edits, insights, ledger):
         app.include_router(room.router)
     return app

@@ -22,6 +22,7 @@ from app.client.resources import (
     ConsistencyProof,
     Dataset,
     EditCheck,
+    Insight,
     Job,
     LedgerEntry,
     LedgerKeys,
@@ -221,6 +222,37 @@ class Client:
         """Queue the return to an older version: a new one with its weights, data, concepts and factors."""
         path = f"/models/{_in_path(model_id)}/versions/{version}:restore"
         return self._job(path, {"reason": reason}, idempotency_key)
+
+    def look_into(
+        self,
+        model_id: str,
+        version: int,
+        kinds: Sequence[str],
+        *,
+        top: int = 20,
+        sample: str | None = None,
+        compared_with: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Queue insights into a version; read them with ``insights``.
+
+        Args:
+            kinds: of ``concept_importance``, ``influential_labels``, ``suspected_labels``, ``changed_predictions``.
+            top: entries of each list, at most.
+            sample: key of the row whose loss ``influential_labels`` explain; the held-out loss if None.
+            compared_with: of ``changed_predictions``; the version's parent if None.
+        """
+        body = {"kinds": list(kinds), "top": top, "sample": sample, "compared_with": compared_with}
+        return self._job(f"/models/{_in_path(model_id)}/versions/{version}/insights", body, idempotency_key)
+
+    def insights(
+        self, model_id: str, version: int, *, kind: str | None = None, job_id: str | None = None
+    ) -> list[Insight]:
+        """The newest of each kind, or of one kind; with ``job_id`` those that this job found."""
+        path = f"/models/{_in_path(model_id)}/versions/{version}/insights"
+        if job_id is not None:
+            path = f"{path}/{_in_path(job_id)}"
+        return listed_in(self._connection.get(path, {"kind": kind}), "insights", Insight)[0]
 
     def check_edit(
         self,

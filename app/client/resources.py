@@ -160,6 +160,17 @@ class EditCheck(Resource):
     counts: dict[str, int]
 
 
+class Insight(Resource):
+    """What one job found of one kind; ``omitted_rows`` entries were about rows that are gone."""
+
+    kind: str
+    version: int
+    job: UUID
+    finished_at: datetime
+    omitted_rows: int
+    result: dict[str, Any]
+
+
 class LedgerEntry(Resource):
     """One event of the history; its payload and the salt of its commitment are None once erased."""
 
