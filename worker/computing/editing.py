@@ -15,13 +15,15 @@ from worker.cbm.concept_predictor import ConceptPredictor
 from worker.cbm.label_predictor import LabelPredictor
 from worker.computing.factors import ChosenFactors, factors_for
 from worker.computing.frame import Frame
-from worker.computing.measuring import edited_rows, membership
+from worker.computing.measuring import Measured, audited, edited_groups, edited_rows, membership
+from worker.computing.references import trained_references
 from worker.computing.training import train_both
-from worker.computing.workbench import Workbench, metrics
+from worker.computing.workbench import Workbench
 from worker.curvature.factors import Factors
 from worker.editing.bench import Settings
 from worker.editing.engine import EditInput, attempt, held_out_metrics
 from worker.editing.guard import EditRefused
+from worker.evidence.audit import References
 from worker.tasks import Result, TaskFailure
 
 
@@ -123,20 +125,28 @@ def computed(bench: Workbench) -> Edited:
             raise TaskFailure(refused.code, refused.detail) from refused
         edited, edited_label, engine_report = _retrained(bench, frame, given, refused)
         method, inherited = "retrain", None  # a model trained anew has nothing of its parent's curvature
+    level = task.options.get("evidence", "standard")
+    references, seconds = _references(bench, frame, level)
     bench.progress("evaluating", 0, 1)
     evaluated = time.perf_counter()
-    after_metrics = metrics(edited, edited_label, frame.test_after, frame.concepts_after)
-    before_metrics = metrics(model, label_predictor, frame.test, task.base.concepts, frame.kept)
+    groups = edited_groups(frame)
+    before = Measured(frame, groups, model, label_predictor, edited=False)
+    after = Measured(frame, groups, edited, edited_label, edited=True)
+    after_metrics = after.test_metrics(frame.concepts_after)
+    evidence = (
+        None
+        if level == "none"
+        else audited(frame, {"before": [before], "after": [after]}, level=level, seed=task.seed, references=references)
+    )
     report: dict[str, Any] = {
         "kind": "edit",
         "method": method,
         "device": bench.device,
         "operations": operation_counts(changes),
-        "metrics": {"before": before_metrics, "after": after_metrics},
-        "edited_rows": edited_rows(frame, {"before": model, "after": edited}),
-        "membership": None
-        if task.options.get("evidence", "standard") == "none"
-        else membership(frame, {"before": model, "after": edited}),
+        "metrics": {"before": before.test_metrics(task.base.concepts), "after": after_metrics},
+        "edited_rows": edited_rows(groups, {"before": before, "after": after}),
+        "membership": None if evidence is None else membership(evidence),
+        "evidence": evidence,
         **engine_report,
         "factors": chosen.report(),
         "libraries": {"torch": torch.__version__, "python": platform.python_version(), "modelmend": code_version()},
@@ -144,9 +154,19 @@ def computed(bench: Workbench) -> Edited:
     report["timings"] = {
         "loading": loaded - start,
         **report.get("timings", {}),
+        **seconds,
         "evaluating": time.perf_counter() - evaluated,
     }
     return Edited(frame, edited, edited_label, inherited, chosen, after_metrics, report, refusal)
+
+
+def _references(bench: Workbench, frame: Frame, level: str) -> tuple[References | None, dict[str, float]]:
+    """Reference models where the request asks for them and rows were removed, and the seconds of their training."""
+    if level != "full" or not len(frame.train.removed):
+        return None, {}
+    start = time.perf_counter()
+    references = trained_references(bench, frame, bench.task.options.get("reference_models", 0), bench.task.seed)
+    return references, {"reference_models": time.perf_counter() - start}
 
 
 def operation_counts(changes: SnapshotChanges) -> dict[str, int]:

@@ -12,12 +12,15 @@ import torch
 
 from app.datasets.snapshots import SnapshotChanges
 from worker.cbm.concept_predictor import ConceptPredictor
-from worker.cbm.training import predict_logits
+from worker.cbm.label_predictor import LabelPredictor
 from worker.computing.frame import Frame
-from worker.computing.measuring import edited_rows, membership
+from worker.computing.measuring import Measured, audited, edited_groups, edited_rows, membership
+from worker.computing.references import trained_references
 from worker.computing.training import train_both
 from worker.computing.workbench import Workbench, metrics
 from worker.tasks import Result, TaskFailure
+
+Predictors = tuple[ConceptPredictor, LabelPredictor]
 
 
 def retrain(bench: Workbench) -> Result:
@@ -30,7 +33,8 @@ def retrain(bench: Workbench) -> Result:
     rows = {split: bench.rows(snapshot, split) for split in ("train", "calibration", "test")}
     repeats = int(task.options.get("repeats", 1))
     seeds = [task.seed + r for r in range(repeats)]
-    models, measured, seconds = [], [], []
+    models: list[Predictors] = []
+    measured, seconds = [], []
     for r, seed in enumerate(seeds):
         start = time.perf_counter()
         model, label_predictor, _ = train_both(
@@ -38,7 +42,7 @@ def retrain(bench: Workbench) -> Result:
         )
         measured.append(metrics(model, label_predictor, rows["test"], task.base.concepts))
         seconds.append(time.perf_counter() - start)
-        models.append(model)
+        models.append((model, label_predictor))
     bench.progress("evaluating", 0, 1)
     mean = mean_metrics(measured)
     return Result(
@@ -76,7 +80,7 @@ def closure(before: float, after: float, retrained: float) -> float | None:
     return None if abs(retrained - before) < 1e-6 else (after - before) / (retrained - before)
 
 
-def _comparison(bench: Workbench, models: list[ConceptPredictor], measured: list[dict[str, Any]]) -> dict[str, Any]:
+def _comparison(bench: Workbench, retrained: list[Predictors], measured: list[dict[str, Any]]) -> dict[str, Any]:
     compared = bench.task.compared
     if compared is None:
         raise TaskFailure("nothing_to_compare", "no edit made this version")
@@ -87,25 +91,33 @@ def _comparison(bench: Workbench, models: list[ConceptPredictor], measured: list
     snapshot = bench.snapshot(base.snapshot_digest).apply(SnapshotChanges(removed=tuple(sorted(erased))))
     changes = replace(changes, removed=tuple(sorted(set(changes.removed) - erased)))
     frame = Frame(bench, base.concepts, snapshot, changes)
-    before, _ = bench.model(base)
-    edited, _ = bench.model(edited_version)
-    known = {"before": before, "after": edited}
-    references = [edited_rows(frame, {"retrained": model}) for model in models]
-    groups = edited_rows(frame, known)
-    for name, group in groups.items():
-        group["loss_retrained"] = float(np.mean([reference[name]["loss_retrained"] for reference in references]))
-        group["closure"] = closure(group["loss_before"], group["loss_after"], group["loss_retrained"])
-    attack = membership(frame, known)
-    if attack is not None:
-        attacks = [membership(frame, {"retrained": model}) for model in models]
-        attack["auc_retrained"] = float(np.mean([a["auc_retrained"] for a in attacks if a is not None]))
+    evidence = _evidence_of(compared["report"])
+    references = None
+    if evidence["level"] == "full" and len(frame.train.removed):
+        references = trained_references(bench, frame, evidence["reference_models"], evidence["seed"])
+        bench.progress("evaluating", 0, 1)
+    groups = edited_groups(frame)
+    before = Measured(frame, groups, *bench.model(base), edited=False)
+    after = Measured(frame, groups, *bench.model(edited_version), edited=True)
+    anew = [Measured(frame, groups, *both, edited=True) for both in retrained]
+    rows = edited_rows(groups, {"before": before, "after": after})
+    for name, group in rows.items():
+        group.update(_closures(group, [model.mean_loss(name) for model in anew]))
+    found = audited(
+        frame,
+        {"before": [before], "after": [after], "retrained": anew},
+        level=evidence["level"],
+        seed=evidence["seed"],
+        references=references,
+    )
     report = compared["report"].get("metrics", {})
     return {
         "base_version": base.number,
         "version": edited_version.number,
-        "rows": groups,
+        "rows": rows,
         "erased_rows": len(erased),
-        "membership": attack,
+        "membership": membership(found),
+        "evidence": found,
         "metrics": {
             name: {
                 "before": report.get("before", base.metrics)[name],
@@ -114,18 +126,40 @@ def _comparison(bench: Workbench, models: list[ConceptPredictor], measured: list
             }
             for name in ("concept_f1", "label_f1")
         },
-        "mean_abs_dp": _distances(frame, edited, models),
+        "mean_abs_dp": _distances(after, anew),
     }
 
 
-def _distances(frame: Frame, edited: ConceptPredictor, models: list[ConceptPredictor]) -> dict[str, float | None]:
+def _evidence_of(report: dict[str, Any]) -> dict[str, Any]:
+    """How much evidence the edit had, so that the comparison has as much; edits of old say nothing."""
+    evidence = report.get("evidence") or {}
+    rmia = evidence.get("rmia") or {}
+    return {
+        "level": evidence.get("level", "standard"),
+        "seed": rmia.get("seed", 0),
+        "reference_models": rmia.get("reference_models", 0),
+    }
+
+
+def _closures(group: dict[str, Any], retrained: list[float]) -> dict[str, float | None]:
+    """The edit's closure, and how far from 1 one retraining's own is against the mean of the others (the floor)."""
+    before, mean = group["loss_before"], float(np.mean(retrained))
+    own = (
+        [closure(before, one, float(np.mean(retrained[:r] + retrained[r + 1 :]))) for r, one in enumerate(retrained)]
+        if len(retrained) > 1
+        else []
+    )
+    apart = [abs(one - 1) for one in own if one is not None]
+    return {
+        "loss_retrained": mean,
+        "closure": closure(before, group["loss_after"], mean),
+        "closure_floor": float(np.mean(apart)) if apart else None,
+    }
+
+
+def _distances(after: Measured, anew: list[Measured]) -> dict[str, float | None]:
     """Mean |Δp| on test rows: of the edited model to the retrained ones, and between those (the floor)."""
-
-    def probabilities(model: ConceptPredictor) -> torch.Tensor:
-        return torch.sigmoid(predict_logits(model, frame.test_after.images))
-
-    retrained = [probabilities(model) for model in models]
-    mine = probabilities(edited)
+    mine, *retrained = (torch.sigmoid(model.test_logits) for model in (after, *anew))
     between = [
         float((first - second).abs().mean()) for i, first in enumerate(retrained) for second in retrained[i + 1 :]
     ]

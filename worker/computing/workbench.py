@@ -97,7 +97,18 @@ def metrics(
         concepts: names of the model's columns.
         kept: columns to report, all if None: what remains comparable when concepts were dropped.
     """
-    probabilities = torch.sigmoid(predict_logits(model, rows.images))
+    return scores(predict_logits(model, rows.images), label_predictor, rows, concepts, kept)
+
+
+def scores(
+    logits: torch.Tensor,
+    label_predictor: LabelPredictor,
+    rows: LabelledImages,
+    concepts: list[str],
+    kept: list[int] | None = None,
+) -> dict[str, Any]:
+    """Metrics as of :func:`metrics`, from concept logits ``[n, k]`` of the rows."""
+    probabilities = torch.sigmoid(logits)
     predicted = label_predictor.logits(probabilities).argmax(dim=1)
     columns = list(range(len(concepts))) if kept is None else kept
     return {
