@@ -109,8 +109,15 @@ class EditOptions(RequestBody):
     tolerance: Tolerance = Tolerance()
     label_solver: Literal["converged", "closed_form"] = "converged"
     on_failure: Literal["fail", "retrain"] = "fail"
-    evidence: Literal["none", "standard"] = "standard"
+    evidence: Literal["none", "standard", "full"] = "standard"
+    reference_models: int = Field(0, ge=0, le=8, description="For `full` evidence; each costs a training.")
     seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _uses_what_it_asks_for(self) -> EditOptions:
+        if self.reference_models and self.evidence != "full":
+            raise PydanticCustomError("reference_models_unused", "Reference models serve `full` evidence only.")
+        return self
 
 
 class EditRequest(RequestBody):

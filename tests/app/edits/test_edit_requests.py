@@ -61,6 +61,7 @@ def test_an_edit_is_accepted_once_for_all(ready: Service) -> None:
         "label_solver": "converged",
         "on_failure": "fail",
         "evidence": "standard",
+        "reference_models": 0,
         "seed": 0,
     }
     assert [str(job_id) for job_id in ready.doorbell.rung] == [edit["id"]]
@@ -191,6 +192,8 @@ def test_malformed_operations(unchanged: Service, operations: Any, expected: lis
         {"options": {"tolerance": {"concept_f1": -0.1}}},
         {"options": {"tolerance": {"concept_f1": 2}}},
         {"options": {"seed": 1.0}},
+        {"options": {"evidence": "full", "reference_models": 9}},
+        {"options": {"reference_models": 1}},
         {"options": {"unknown": 1}},
         {"base_version": 0},
         {"base_version": "1"},
