@@ -12,7 +12,7 @@ Label = Literal[0, 1] | None
 
 @dataclass(frozen=True)
 class LabelFix:
-    """The right value of one concept of one sample; None says that it is unknown."""
+    """The value of one concept of one sample; None says that it is unknown."""
 
     sample: str
     concept: str
@@ -39,6 +39,15 @@ def fix_concept_labels(labels: Iterable[LabelFix]) -> JsonObject:
 def drop_concepts(concepts: Iterable[str]) -> JsonObject:
     """Take concepts out of the model."""
     return {"op": "drop_concepts", "concepts": list(concepts)}
+
+
+def add_concepts(concepts: Iterable[str], labels: Iterable[LabelFix] = ()) -> JsonObject:
+    """Teach the model further concepts; rows without a label are unknown."""
+    return {
+        "op": "add_concepts",
+        "concepts": [{"name": name} for name in concepts],
+        "labels": [asdict(label) for label in labels],
+    }
 
 
 def remove_samples(samples: Iterable[str] = (), *, subjects: Iterable[str] = ()) -> JsonObject:

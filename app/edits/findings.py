@@ -20,6 +20,10 @@ class Code(StrEnum):
     SUBJECT_WITHOUT_ROWS = "subject_without_rows"
     UNKNOWN_UPLOAD = "unknown_upload"
     CONTRADICTORY_FIX = "contradictory_fix"
+    CONTRADICTORY_LABEL = "contradictory_label"
+    CONCEPT_EXISTS = "concept_exists"
+    CONCEPT_NOT_ADDED = "concept_not_added"
+    CONCEPT_NOT_LEARNABLE = "concept_not_learnable"
     DUPLICATE_CONCEPT = "duplicate_concept"
     DUPLICATE_KEY = "duplicate_key"
     DUPLICATE_UPLOAD = "duplicate_upload"
@@ -38,10 +42,14 @@ MESSAGES: Mapping[Code, str] = {
     Code.SUBJECT_WITHOUT_ROWS: "The version's data holds no row of this subject.",
     Code.UNKNOWN_UPLOAD: "This is not an image upload of yours that waits to be used.",
     Code.CONTRADICTORY_FIX: "The same label is also fixed to another value.",
-    Code.DUPLICATE_CONCEPT: "This concept is dropped twice.",
+    Code.CONTRADICTORY_LABEL: "The same label is also given as another value.",
+    Code.CONCEPT_EXISTS: "The version has a concept of this name; drop that one in an earlier edit to define it anew.",
+    Code.CONCEPT_NOT_ADDED: "This operation adds no concept of this name.",
+    Code.CONCEPT_NOT_LEARNABLE: "The train rows must have this concept's label 0 in at least one and 1 in another.",
+    Code.DUPLICATE_CONCEPT: "This concept is dropped, or added, twice.",
     Code.DUPLICATE_KEY: "The data set has, or had, a sample with this key, or the request adds it twice.",
     Code.DUPLICATE_UPLOAD: "Another new sample uses this upload.",
-    Code.DROPS_EVERY_CONCEPT: "No concept would be left.",
+    Code.DROPS_EVERY_CONCEPT: "None of the version's concepts would be left.",
     Code.SPLIT_LEFT_EMPTY: "No row of a split would be left.",
     Code.TOO_MANY_ITEMS: "The request names more labels, samples and concepts than one edit may.",
     Code.CHANGES_NOTHING: "The version's data already is as the request wants it.",

@@ -6,7 +6,7 @@ against the version it is bound to, which decides. Edits in between may have cha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -18,8 +18,10 @@ from app.artifacts import ArtifactStore
 from app.datasets.repository import among
 from app.datasets.snapshots import SPLITS, UNKNOWN, AddedSample, Snapshot, SnapshotChanges
 from app.edits.findings import Code, Finding, Findings
+from app.edits.naming import Names
+from app.edits.new_concepts import new_concepts
 from app.edits.schemas import AddSamples, DropConcepts, EditRequest, FixConceptLabels, NewSample, RemoveSamples
-from app.tables import Dataset, Job, Model, Sample, Subject, Upload, Version
+from app.tables import Job, Model, Sample, Upload, Version
 
 _SHOWN_FINDINGS = 5
 
@@ -90,70 +92,37 @@ def examine(
         caller_id: whose uploads may be used; any when absent.
     """
     findings = Findings()
-    names = _Names(session, request, dataset_id, Snapshot.load(store.fetch(version.snapshot_digest)))
+    names = Names(session, request, dataset_id, Snapshot.load(store.fetch(version.snapshot_digest)))
     dropped = _dropped(request, version.concepts, findings)
     removed = _removed(request, names, findings)
     fixes, unchanged = _fixes(request, version.concepts, names, findings)
     fixes = [fix for fix in fixes if fix[0] not in removed and fix[1] not in dropped]
-    new = _checked_additions(request, version, findings)
+    added = [sample for _, operation in request.named(AddSamples) for sample in operation.samples]
+    new = new_concepts(request, version.concepts, names, removed=removed, added=added, findings=findings)
+    concepts = [*version.concepts, *(concept.name for concept in new)]
+    _check_additions(request, set(concepts), set(version.classes), findings)
     if staged_for is None:
-        _check_keys_and_uploads(session, new, dataset_id, caller_id, findings)
-    _check_splits(names.snapshot, removed, [sample.split for *_, sample in new], findings)
-    if not findings.all and not (dropped or removed or fixes or new):
+        _check_keys_and_uploads(session, request, dataset_id, caller_id, findings)
+    _check_splits(names.snapshot, removed, [sample.split for sample in added], findings)
+    if not findings.all and not (dropped or removed or fixes or added or new):
         findings.add(Code.CHANGES_NOTHING)
-    added = [] if staged_for is None or findings.all else _staged(session, staged_for, dataset_id, version)
+    rows = [] if staged_for is None or findings.all else _staged(session, staged_for, added, concepts, version.classes)
     return Resolution(
-        SnapshotChanges(tuple(fixes), tuple(sorted(dropped)), tuple(sorted(removed)), tuple(added)),
+        SnapshotChanges(tuple(fixes), tuple(sorted(dropped)), tuple(sorted(removed)), tuple(rows), new),
         {
             "labels_changed": len(fixes),
             "labels_unchanged": unchanged,
             "concepts_dropped": len(dropped),
+            "concepts_added": len(new),
+            "labels_added": sum(
+                len(concept.labels) + sum(sample.concepts.get(concept.name) is not None for sample in added)
+                for concept in new
+            ),
             "samples_removed": len(removed),
-            "samples_added": len(new),
+            "samples_added": len(added),
         },
         findings.all,
     )
-
-
-class _Names:
-    """Ids of the samples and subjects that a request names, and what the version's data holds of them."""
-
-    def __init__(self, session: Session, request: EditRequest, dataset_id: str, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
-        keys = {label.sample for _, fix in request.named(FixConceptLabels) for label in fix.labels}
-        keys |= {key for _, removal in request.named(RemoveSamples) for key in removal.samples}
-        references = {name for _, removal in request.named(RemoveSamples) for name in removal.subjects}
-        found = select(Sample.key, Sample.id).where(Sample.dataset_id == dataset_id, among(Sample.key, keys))
-        self.ids: dict[str, int] = dict(session.execute(found).all()) if keys else {}
-        self.subject_rows: dict[str, list[int]] = {}
-        if references:
-            rows = select(Subject.reference, Sample.id).outerjoin(
-                Sample, (Sample.subject_id == Subject.id) & (Sample.dataset_id == dataset_id)
-            )
-            for reference, sample_id in session.execute(rows.where(among(Subject.reference, references))):
-                ids = self.subject_rows.setdefault(reference, [])
-                if sample_id is not None:
-                    ids.append(sample_id)
-        named = {*self.ids.values(), *(row for ids in self.subject_rows.values() for row in ids)}
-        self.positions = _positions(snapshot, named)
-
-    def row(self, key: str, findings: Findings, *place: str | int) -> int | None:
-        """Id of the sample ``key`` if the version holds it; else a finding at ``place``."""
-        sample_id = self.ids.get(key)
-        if sample_id is None:
-            findings.add(Code.UNKNOWN_SAMPLE, *place)
-        elif sample_id not in self.positions:
-            findings.add(Code.SAMPLE_NOT_IN_VERSION, *place)
-        else:
-            return sample_id
-        return None
-
-
-def _positions(snapshot: Snapshot, ids: Collection[int]) -> dict[int, int]:
-    wanted = np.fromiter(ids, np.int64, len(ids))
-    places = np.searchsorted(snapshot.sample_ids, wanted)
-    held = np.isin(wanted, snapshot.sample_ids, assume_unique=True)
-    return dict(zip(wanted[held].tolist(), places[held].tolist(), strict=True))
 
 
 def _dropped(request: EditRequest, concepts: Sequence[str], findings: Findings) -> set[int]:
@@ -173,7 +142,7 @@ def _dropped(request: EditRequest, concepts: Sequence[str], findings: Findings) 
     return dropped
 
 
-def _removed(request: EditRequest, names: _Names, findings: Findings) -> set[int]:
+def _removed(request: EditRequest, names: Names, findings: Findings) -> set[int]:
     removed: set[int] = set()
     for index, operation in request.named(RemoveSamples):
         for item, key in enumerate(operation.samples):
@@ -192,7 +161,7 @@ def _removed(request: EditRequest, names: _Names, findings: Findings) -> set[int
 
 
 def _fixes(
-    request: EditRequest, concepts: Sequence[str], names: _Names, findings: Findings
+    request: EditRequest, concepts: Sequence[str], names: Names, findings: Findings
 ) -> tuple[list[tuple[int, int, int]], int]:
     """The fixes that change a label, and the number of those that do not."""
     columns = {name: column for column, name in enumerate(concepts)}
@@ -218,26 +187,24 @@ def _fixes(
     return changed, len(wanted) - len(changed)
 
 
-_Addition = tuple[int, int, NewSample]  # operation, item, sample
-
-
-def _checked_additions(request: EditRequest, version: Version, findings: Findings) -> list[_Addition]:
-    concepts, classes = set(version.concepts), set(version.classes)
-    new: list[_Addition] = []
+def _check_additions(request: EditRequest, concepts: set[str], classes: set[str], findings: Findings) -> None:
     for index, operation in request.named(AddSamples):
         for item, sample in enumerate(operation.samples):
-            new.append((index, item, sample))
             if sample.class_ not in classes:
                 findings.add(Code.UNKNOWN_CLASS, index, "samples", item, "class")
             # The names of members are the caller's data: the pointer stops above them.
             for _ in set(sample.concepts) - concepts:
                 findings.add(Code.UNKNOWN_CONCEPT, index, "samples", item, "concepts")
-    return new
 
 
 def _check_keys_and_uploads(
-    session: Session, new: Sequence[_Addition], dataset_id: str, caller_id: UUID | None, findings: Findings
+    session: Session, request: EditRequest, dataset_id: str, caller_id: UUID | None, findings: Findings
 ) -> None:
+    new = [
+        (index, item, sample)
+        for index, operation in request.named(AddSamples)
+        for item, sample in enumerate(operation.samples)
+    ]
     if not new:
         return
     keys = {sample.key for *_, sample in new}
@@ -262,20 +229,23 @@ def _check_keys_and_uploads(
         used.add(sample.upload)
 
 
-def _staged(session: Session, job_id: UUID, dataset_id: str, version: Version) -> list[AddedSample]:
-    """The rows staged for a job, with the columns of ``version``: it may have fewer concepts than the data set."""
-    dataset = session.get_one(Dataset, dataset_id)
-    columns = [dataset.concepts.index(name) for name in version.concepts]
-    class_of = {dataset.classes.index(name): number for number, name in enumerate(version.classes)}
-    rows = session.scalars(select(Sample).where(Sample.pending_job_id == job_id).order_by(Sample.id))
+def _staged(
+    session: Session, job_id: UUID, added: Sequence[NewSample], concepts: Sequence[str], classes: Sequence[str]
+) -> list[AddedSample]:
+    """The rows staged for a job, in the order of the request; their ids ascend in it.
+
+    Their labels are those of the request: the table knows the concepts of the data set alone, of which a version may
+    lack some and have others besides.
+    """
+    rows = session.execute(select(Sample.id, Sample.split).where(Sample.pending_job_id == job_id).order_by(Sample.id))
     return [
         AddedSample(
-            row.id,
-            SPLITS.index(row.split),
-            class_of[row.class_index],
-            tuple(UNKNOWN if row.concepts[column] is None else int(row.concepts[column]) for column in columns),
+            sample_id,
+            SPLITS.index(split),
+            classes.index(sample.class_),
+            tuple(UNKNOWN if (label := sample.concepts.get(name)) is None else label for name in concepts),
         )
-        for row in rows
+        for (sample_id, split), sample in zip(rows, added, strict=True)
     ]
 
 

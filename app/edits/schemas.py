@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, 
 from pydantic_core import PydanticCustomError
 
 from app.datasets.names import is_key, is_subject
+from app.datasets.schemas import FIXED_COLUMNS, PlainName
 from app.kit.schemas import Name, RequestBody, SampleKey, SubjectReference, VersionNumber
 
 MAX_OPERATIONS = 100
@@ -32,6 +33,12 @@ def _new_subject(reference: str) -> str:
     return reference
 
 
+def _not_reserved(name: str) -> str:
+    if name in FIXED_COLUMNS:
+        raise PydanticCustomError("reserved_name", "A concept cannot be called key, split, class, image or subject.")
+    return name
+
+
 Label = Annotated[Literal[0, 1] | None, BeforeValidator(_label)]
 UploadId = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -39,7 +46,7 @@ Loss = Annotated[float, Field(ge=0, le=1)]
 
 
 class LabelFix(RequestBody):
-    """The right value of one concept of one sample; null says that it is unknown."""
+    """The value of one concept of one sample; null says that it is unknown."""
 
     sample: SampleKey
     concept: Name
@@ -58,6 +65,24 @@ class DropConcepts(RequestBody):
 
     op: Literal["drop_concepts"]
     concepts: list[Name] = Field(min_length=1)
+
+
+class NewConcept(RequestBody):
+    """A concept that the model shall predict from now on."""
+
+    name: Annotated[PlainName, AfterValidator(_not_reserved)]
+
+
+class AddConcepts(RequestBody):
+    """Teach the model further concepts.
+
+    ``labels`` are of rows that the version has, in any split; rows without one are unknown. Rows that the same request
+    adds bring theirs along.
+    """
+
+    op: Literal["add_concepts"]
+    concepts: list[NewConcept] = Field(min_length=1)
+    labels: list[LabelFix] = Field(default=[])
 
 
 class RemoveSamples(RequestBody):
@@ -92,7 +117,9 @@ class AddSamples(RequestBody):
     samples: list[NewSample] = Field(min_length=1)
 
 
-Operation = Annotated[FixConceptLabels | DropConcepts | RemoveSamples | AddSamples, Field(discriminator="op")]
+Operation = Annotated[
+    FixConceptLabels | DropConcepts | AddConcepts | RemoveSamples | AddSamples, Field(discriminator="op")
+]
 
 
 class Tolerance(RequestBody):
@@ -157,6 +184,8 @@ def _size(operation: Operation) -> int:
             return len(operation.labels)
         case DropConcepts():
             return len(operation.concepts)
+        case AddConcepts():
+            return len(operation.concepts) + len(operation.labels)
         case RemoveSamples():
             return len(operation.samples) + len(operation.subjects)
         case AddSamples():

@@ -11,13 +11,14 @@ from sqlalchemy.orm import Session
 
 from app.access.callers import Caller
 from app.artifacts import ArtifactStore
-from app.datasets.additions import NewSample, stage_added_samples
+from app.datasets.additions import NewSample as NewItem
+from app.datasets.additions import stage_added_samples
 from app.datasets.settlement import discard_added_samples
 from app.edits import line
 from app.edits.findings import Code, Finding
 from app.edits.kinds import JobKind
 from app.edits.resolution import Resolution, examine
-from app.edits.schemas import AddSamples, EditRequest, FactorsRequest, RetrainingRequest
+from app.edits.schemas import AddSamples, EditRequest, FactorsRequest, NewSample, RetrainingRequest
 from app.edits.states import FINAL, JobState, require_transition
 from app.kit.etags import require_match
 from app.kit.problem_handlers import MAX_ERRORS, places_detail
@@ -92,16 +93,14 @@ def queue_edit(
             "operations": [operation.op for operation in request.operations],
             "counts": resolution.counts,
             "concepts_dropped": [version.concepts[column] for column in resolution.changes.dropped],
+            "concepts_added": [concept.name for concept in resolution.changes.new],
             "options": request.options.model_dump(mode="json"),
         },
     )
-    items = [
-        cast(NewSample, sample.model_dump(by_alias=True))
-        for _, operation in request.named(AddSamples)
-        for sample in operation.samples
-    ]
-    if items:
+    added = [sample for _, operation in request.named(AddSamples) for sample in operation.samples]
+    if added:
         dataset = session.get_one(Dataset, model.dataset_id)
+        items = [_item(sample, dataset) for sample in added]
         stage_added_samples(session, store, dataset, items, job.id, provisional=kind is JobKind.PREVIEW)
     return job
 
@@ -161,6 +160,13 @@ def cancel(session: Session, store: ArtifactStore, caller: Caller, job: Job) -> 
     session.flush()
     discard_added_samples(session, store, job.id)
     line.record(session, job, "cancelled", actor_ref=caller.actor_ref)
+
+
+def _item(sample: NewSample, dataset: Dataset) -> NewItem:
+    """A row to stage. Labels of concepts that only the model has stay in the request, and then in its snapshots."""
+    item = sample.model_dump(by_alias=True)
+    known = {name: label for name, label in sample.concepts.items() if name in dataset.concepts}
+    return cast(NewItem, {**item, "concepts": known})
 
 
 def _invalid_edit(findings: Sequence[Finding]) -> Problem:

@@ -95,6 +95,8 @@ def test_validate_only_counts_and_writes_nothing(ready: Service) -> None:
             "labels_changed": 1,
             "labels_unchanged": 0,
             "concepts_dropped": 1,
+            "concepts_added": 0,
+            "labels_added": 0,
             "samples_removed": 3,
             "samples_added": 0,
         },

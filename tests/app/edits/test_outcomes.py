@@ -131,7 +131,8 @@ def _add_staged_row(service: Service, job: Job) -> int:
         return row.id
 
 
-ADDITION = {"op": "add_samples", "samples": [{"key": "img-new", "class": "1", "upload": "up-1", "concepts": {}}]}
+LABELS = {"closed loop": 1, "vertical stroke": None, "crossing": 0}
+ADDITION = {"op": "add_samples", "samples": [{"key": "img-new", "class": "1", "upload": "up-1", "concepts": LABELS}]}
 
 
 def test_staged_rows_are_resolved_and_settled(ready: Service) -> None:
@@ -154,10 +155,10 @@ def test_staged_rows_have_the_columns_of_the_base_version(ready: Service) -> Non
     row = _add_staged_row(ready, job)
     with ready.sessions.begin() as session:
         version = session.get_one(Version, ("digits-model", 1))
-        version.concepts = ["crossing", "closed loop"]
+        version.concepts = ["crossing", "not the data set's", "closed loop", "vertical stroke"]
     with ready.sessions.begin() as session:
         _, changes = resolve(session, ready.store, session.get_one(Job, job.id))
-    assert [(added.sample_id, added.concepts) for added in changes.added] == [(row, (0, 1))]
+    assert [(added.sample_id, added.concepts) for added in changes.added] == [(row, (0, -1, 1, -1))]
 
 
 @pytest.mark.parametrize("how", ["fail", "confirm_cancelled"])
