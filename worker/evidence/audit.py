@@ -134,9 +134,9 @@ def design(references: References, kept_rows: int) -> Json:
         "trained_on": None
         if not count
         else {"kept_rows": kept_rows, "candidates": [int(a.sum() + b.sum()) for a, b in _inclusions(references)]},
-        "storage": "reference models were held in memory only, and were discarded with this job: some knew removed rows"
-        if count > 1
-        else "reference models were held in memory only, and were discarded with this job",
+        "storage": None
+        if not count
+        else "held in memory only and discarded with this job, because reference models may have learned removed rows",
     }
 
 
