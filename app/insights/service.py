@@ -69,11 +69,12 @@ def forget_rows(session: Session, model: Model, gone: Collection[int]) -> int:
     jobs = select(Job).where(Job.model_id == model.id, Job.kind == JobKind.INSIGHT.value).with_for_update()
     total = 0
     for job in session.scalars(jobs):
-        job.request, of_one = (
-            ({**job.request, "sample_id": None}, 1) if job.request["sample_id"] in gone else (job.request, 0)
-        )
-        job.report, omitted = (None, 0) if job.report is None else without_rows(job.report, gone)
-        total += of_one + omitted
+        if job.request["sample_id"] in gone:
+            job.request = {**job.request, "sample_id": None}
+            total += 1
+        if job.report is not None:
+            job.report, omitted = without_rows(job.report, gone)
+            total += omitted
     session.flush()
     return total
 
