@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.artifacts import ArtifactStore
-from app.datasets.snapshots import AddedSample, Snapshot, SnapshotChanges
+from app.datasets.snapshots import UNKNOWN, AddedSample, NewConcept, Snapshot, SnapshotChanges
 from app.edits import resolution
 from app.edits.kinds import JobKind
 from app.registry.lineage import edits_since_fit, obstacle_to_restoring
@@ -119,31 +121,32 @@ def _compared(session: Session, store: ArtifactStore, edited: Version) -> Json |
     if edit is None or base is None:
         return None
     before, after = (Snapshot.load(store.fetch(version.snapshot_digest)) for version in (base, edited))
-    kept = [base.concepts.index(name) for name in edited.concepts]
+    kept = [base.concepts.index(name) for name in edited.concepts if name in base.concepts]
     return {
         "base": base_version(base),
         "edited": base_version(edited),
-        "changes": changes_between(before, after, kept).to_json(),
+        "changes": changes_between(before, after, kept, edited.concepts[len(kept) :]).to_json(),
         "report": edit.report or {},
     }
 
 
-def changes_between(before: Snapshot, after: Snapshot, kept: list[int]) -> SnapshotChanges:
+def changes_between(before: Snapshot, after: Snapshot, kept: list[int], new: Sequence[str] = ()) -> SnapshotChanges:
     """The changes that lead from one version's data to its child's; the edit's own names may mean other rows today.
 
     Args:
-        kept: for each concept of ``after``, its index in ``before``; the others were dropped and are unknown in
-            added rows.
+        kept: for each concept of ``after`` that ``before`` has, its index there; the others of ``before`` were dropped
+            and are unknown in added rows.
+        new: names of the other concepts of ``after``, the last ones.
     """
     k = before.concepts.shape[1]
-    _, old, new = np.intersect1d(before.sample_ids, after.sample_ids, assume_unique=True, return_indices=True)
-    rows, columns = np.nonzero(before.concepts[old][:, kept] != after.concepts[new])
-    added = np.setdiff1d(np.arange(len(after)), new)
-    labels = np.full((len(added), k), -1, np.int8)
-    labels[:, kept] = after.concepts[added]
+    _, old, shared = np.intersect1d(before.sample_ids, after.sample_ids, assume_unique=True, return_indices=True)
+    rows, columns = np.nonzero(before.concepts[old][:, kept] != after.concepts[shared, : len(kept)])
+    added = np.setdiff1d(np.arange(len(after)), shared)
+    labels = np.full((len(added), k + len(new)), UNKNOWN, np.int8)
+    labels[:, [*kept, *range(k, k + len(new))]] = after.concepts[added]
     return SnapshotChanges(
         fixes=tuple(
-            (int(after.sample_ids[new[row]]), kept[column], int(after.concepts[new[row], column]))
+            (int(after.sample_ids[shared[row]]), kept[column], int(after.concepts[shared[row], column]))
             for row, column in zip(rows, columns, strict=True)
         ),
         dropped=tuple(sorted(set(range(k)) - set(kept))),
@@ -154,4 +157,13 @@ def changes_between(before: Snapshot, after: Snapshot, kept: list[int]) -> Snaps
             )
             for row, values in zip(added, labels, strict=True)
         ),
+        new=tuple(
+            NewConcept(name, _known_labels(after.sample_ids[shared], after.concepts[shared, len(kept) + j]))
+            for j, name in enumerate(new)
+        ),
     )
+
+
+def _known_labels(sample_ids: NDArray[np.int64], column: NDArray[np.int8]) -> tuple[tuple[int, int], ...]:
+    known = column != UNKNOWN
+    return tuple(zip(sample_ids[known].tolist(), column[known].tolist(), strict=True))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from app.datasets.snapshots import AddedSample, Snapshot, SnapshotChanges
+from app.datasets.snapshots import AddedSample, NewConcept, Snapshot, SnapshotChanges
 from app.edits import line, outcomes
 from app.edits.kinds import JobKind
 from app.tables import Dataset, Job, Model, Sample
@@ -76,7 +76,7 @@ def test_an_edit_is_resolved_to_ids_and_columns_of_its_base(workshop: Workshop) 
     ]
     _, task = resolve(workshop, JobKind.EDIT, {"operations": operations, "options": {"seed": 3}})
     a, b = (sample_id(workshop, key) for key in "ab")
-    assert task.changes == {"fixes": [[a, 1, -1]], "dropped": [2], "removed": [b], "added": []}
+    assert task.changes == {"fixes": [[a, 1, -1]], "dropped": [2], "removed": [b], "added": [], "new": []}
     assert (task.seed, task.options["seed"]) == (3, 3)
     assert task.base is not None
     assert task.base.number == 1
@@ -103,16 +103,21 @@ def test_a_retraining_of_an_edits_version_knows_what_the_edit_did(workshop: Work
     operations = [
         {"op": "fix_concept_labels", "labels": [{"sample": "a", "concept": "loop", "value": 1}]},
         {"op": "drop_concepts", "concepts": ["stroke"]},
+        {
+            "op": "add_concepts",
+            "concepts": [{"name": "symmetric"}],
+            "labels": [{"sample": key, "concept": "symmetric", "value": value} for key, value in (("a", 1), ("b", 0))],
+        },
     ]
     held, edit = resolve(workshop, JobKind.EDIT, {"operations": operations})
     assert edit.changes
     before = Snapshot.load(workshop.store.fetch(edit.snapshot_digest))
     after = before.apply(SnapshotChanges.from_json(edit.changes))
-    publish(workshop, held, workshop.store.put(after.to_bytes()), ["loop", "corner"])
+    publish(workshop, held, workshop.store.put(after.to_bytes()), ["loop", "corner", "symmetric"])
     _, task = resolve(workshop, JobKind.RETRAIN, {"version": None, "seed": None})
     assert task.base is not None
     assert task.compared is not None
-    assert (task.base.number, task.concepts, task.snapshot_digest) == (2, ["loop", "corner"], after.digest)
+    assert (task.base.number, task.concepts, task.snapshot_digest) == (2, ["loop", "corner", "symmetric"], after.digest)
     assert (task.compared["base"].number, task.compared["edited"].number) == (1, 2)
     assert task.compared["changes"] == edit.changes
     assert task.compared["report"] == {"steps": 3}
@@ -145,7 +150,9 @@ def edits(draw: st.DrawFn) -> tuple[Snapshot, SnapshotChanges]:
         if row.sample_id not in removed and column not in dropped
     ]
     fixed = draw(st.lists(st.sampled_from(places), unique=True))
-    added = [AddedSample(10 * number + 5, *draw(row)) for number in range(draw(st.integers(0, 3)))]
+    new = [f"new {j}" for j in range(draw(st.integers(0, 2)))]
+    arriving = st.tuples(st.integers(0, 2), st.integers(0, 3), st.tuples(*[labels] * (k + len(new))))
+    added = [AddedSample(10 * number + 5, *draw(arriving)) for number in range(draw(st.integers(0, 3)))]
     # What an added row says of a dropped concept is in no snapshot.
     added = [
         AddedSample(
@@ -161,6 +168,17 @@ def edits(draw: st.DrawFn) -> tuple[Snapshot, SnapshotChanges]:
         dropped=tuple(sorted(dropped)),
         removed=tuple(sorted(removed)),
         added=tuple(added),
+        new=tuple(
+            NewConcept(
+                name,
+                tuple(
+                    (row.sample_id, label)
+                    for row in rows
+                    if row.sample_id not in removed and (label := draw(labels)) >= 0
+                ),
+            )
+            for name in new
+        ),
     )
 
 
@@ -170,7 +188,8 @@ def test_the_changes_between_two_snapshots_are_those_that_were_applied(
 ) -> None:
     before, changes = edit
     kept = [column for column in range(before.concepts.shape[1]) if column not in changes.dropped]
-    assert changes_between(before, before.apply(changes), kept) == changes
+    new = [concept.name for concept in changes.new]
+    assert changes_between(before, before.apply(changes), kept, new) == changes
     assert not np.shares_memory(before.concepts, before.apply(changes).concepts)
 
 

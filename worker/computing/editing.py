@@ -91,7 +91,7 @@ def computed(bench: Workbench) -> Edited:
     changes = SnapshotChanges.from_json(task.changes)
     frame = Frame(bench, task.base.concepts, bench.snapshot(task.base.snapshot_digest), changes)
     model, label_predictor = bench.model(task.base)
-    chosen = factors_for(bench, model, frame.train.before)
+    chosen = factors_for(bench, model, frame.base_train)
     loaded = time.perf_counter()
     given = EditInput(
         model=model,
@@ -99,7 +99,7 @@ def computed(bench: Workbench) -> Edited:
         factors=chosen.factors,
         data=frame.train,
         calibration=frame.calibration,
-        concepts=task.base.concepts,
+        concepts=frame.concepts,
         classes=task.base.classes,
         training=task.training,
     )
@@ -143,7 +143,11 @@ def computed(bench: Workbench) -> Edited:
         "method": method,
         "device": bench.device,
         "operations": operation_counts(changes),
-        "metrics": {"before": before.test_metrics(task.base.concepts), "after": after_metrics},
+        "metrics": {
+            "before": before.test_metrics(task.base.concepts),
+            "after": after.test_metrics(frame.concepts_after, shared=True),
+            "new_concepts": {concept.name: after_metrics["concepts"].get(concept.name) for concept in changes.new},
+        },
         "edited_rows": edited_rows(groups, {"before": before, "after": after}),
         "membership": None if evidence is None else membership(evidence),
         "evidence": evidence,
@@ -175,6 +179,7 @@ def operation_counts(changes: SnapshotChanges) -> dict[str, int]:
         "fix_concept_labels": len(changes.fixes),
         "drop_concepts": len(changes.dropped),
         "remove_samples": len(changes.removed),
+        "add_concepts": len(changes.new),
         "add_samples": len(changes.added),
     }
     return {name: count for name, count in counts.items() if count}

@@ -75,13 +75,15 @@ class Measured:
         """Concept logits of each group in the model's columns."""
         return {name: predict_logits(self._model, rows.images) for name, rows in self._groups.items()}
 
-    def test_metrics(self, concepts: list[str]) -> dict[str, Any]:
+    def test_metrics(self, concepts: list[str], *, shared: bool = False) -> dict[str, Any]:
         """Test metrics: of an edited model over all its columns, of the base version over those that both have.
 
         Args:
             concepts: names of the model's columns.
+            shared: over the columns that both versions have in either case, so that scores compare.
         """
-        rows, kept = (self._frame.test_after, None) if self._edited else (self._frame.test, self._shared)
+        rows = self._frame.test_after if self._edited else self._frame.test
+        kept = self._columns if shared or not self._edited else None
         return scores(self.test_logits, self._label_predictor, rows, concepts, kept)
 
     def mean_loss(self, group: str) -> float:

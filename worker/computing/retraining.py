@@ -111,6 +111,7 @@ def _comparison(bench: Workbench, retrained: list[Predictors], measured: list[di
         references=references,
     )
     report = compared["report"].get("metrics", {})
+    measures = [one.test_metrics(edited_version.concepts, shared=True) for one in anew]
     return {
         "base_version": base.number,
         "version": edited_version.number,
@@ -121,13 +122,31 @@ def _comparison(bench: Workbench, retrained: list[Predictors], measured: list[di
         "metrics": {
             name: {
                 "before": report.get("before", base.metrics)[name],
-                "after": edited_version.metrics[name],
-                "retrained": float(np.mean([m[name] for m in measured])),
+                "after": report.get("after", edited_version.metrics)[name],
+                "retrained": float(np.mean([m[name] for m in measures])),
             }
             for name in ("concept_f1", "label_f1")
         },
+        "new_concepts": {
+            concept.name: {
+                "after": _f1(edited_version.metrics, concept.name),
+                "retrained": _mean_f1(measured, concept.name),
+            }
+            for concept in changes.new
+        },
         "mean_abs_dp": _distances(after, anew),
     }
+
+
+def _f1(metrics: dict[str, Any], concept: str) -> float | None:
+    """None where no test row's label is known."""
+    found = metrics["concepts"].get(concept)
+    return None if found is None else float(found["f1"])
+
+
+def _mean_f1(measured: Sequence[dict[str, Any]], concept: str) -> float | None:
+    found = [f1 for one in measured if (f1 := _f1(one, concept)) is not None]
+    return float(np.mean(found)) if found else None
 
 
 def _evidence_of(report: dict[str, Any]) -> dict[str, Any]:

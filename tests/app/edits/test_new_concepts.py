@@ -135,7 +135,9 @@ def test_everything_at_once(ready: Service) -> None:
     )
     with ready.sessions() as session:
         rows = dict(session.execute(select(Sample.key, Sample.id).where(Sample.key.like("new-%"))).all())
-        concepts = dict(session.execute(select(Sample.key, Sample.concepts).where(Sample.key.like("new-%"))).all())
+        concepts: dict[str, Any] = dict(
+            session.execute(select(Sample.key, Sample.concepts).where(Sample.key.like("new-%"))).all()
+        )
     assert changes == SnapshotChanges(
         fixes=((ids["img-2"], 1, value),),
         dropped=(0,),
