@@ -9,6 +9,7 @@ from importlib.metadata import version as library_version
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from app.datasets.snapshots import SnapshotChanges
 from worker.cbm.concept_predictor import ConceptPredictor
@@ -42,8 +43,7 @@ class Edited:
     Attributes:
         inherited: factors for the new version; None where its model was trained anew.
         chosen: the factors that served, in the base version's columns.
-        refusal: set when the guard refused and the request does not allow a retraining; the rest is then what the
-            version would have been.
+        refusal: the guard's, where such edits are shown; the rest is then what the version would have been.
     """
 
     frame: Frame
@@ -64,8 +64,6 @@ def edit(bench: Workbench) -> Result:
     """
     start = time.perf_counter()
     done = computed(bench)
-    if done.refusal is not None:
-        raise TaskFailure(done.refusal.code, done.refusal.detail)
     bench.progress("publishing", 0, 1)
     result = Result(
         concepts=done.frame.concepts_after,
@@ -82,8 +80,15 @@ def edit(bench: Workbench) -> Result:
     return result
 
 
-def computed(bench: Workbench) -> Edited:
-    """The edit that the task asks for, up to where something would be stored."""
+def computed(bench: Workbench, *, shows_refused: bool = False) -> Edited:
+    """The edit that the task asks for, up to where something would be stored.
+
+    Args:
+        shows_refused: what the guard refuses after measuring it is measured to the end, and comes with its refusal.
+
+    Raises:
+        TaskFailure: see :func:`edit`.
+    """
     task, start = bench.task, time.perf_counter()
     if task.base is None or task.changes is None:
         raise RuntimeError("an edit needs a base version and changes")
@@ -114,9 +119,9 @@ def computed(bench: Workbench) -> Edited:
             settings=Settings(seed=task.seed),
             progress=bench.progress,
         )
-        if outcome.refusal is not None and task.options.get("on_failure", "fail") == "retrain":
-            raise outcome.refusal
         if outcome.refusal is not None:
+            if not shows_refused or task.options.get("on_failure", "fail") == "retrain":
+                raise outcome.refusal
             refusal = Refusal(outcome.refusal.code, outcome.refusal.detail)
         edited, edited_label, engine_report = outcome.model, outcome.label_predictor, outcome.report
         inherited: Factors | None = outcome.factors
@@ -126,6 +131,8 @@ def computed(bench: Workbench) -> Edited:
         edited, edited_label, engine_report = _retrained(bench, frame, given, refused)
         method, inherited = "retrain", None  # a model trained anew has nothing of its parent's curvature
     level = task.options.get("evidence", "standard")
+    if refusal is not None and level == "full":
+        level = "standard"  # reference models are dear, and nobody is told to forget by this
     references, seconds = _references(bench, frame, level)
     bench.progress("evaluating", 0, 1)
     evaluated = time.perf_counter()
@@ -143,6 +150,7 @@ def computed(bench: Workbench) -> Edited:
         "method": method,
         "device": bench.device,
         "operations": operation_counts(changes),
+        "classes_without_rows": classes_without_rows(frame.train.after.classes, task.base.classes),
         "metrics": {
             "before": before.test_metrics(task.base.concepts),
             "after": after.test_metrics(frame.concepts_after, shared=True),
@@ -171,6 +179,12 @@ def _references(bench: Workbench, frame: Frame, level: str) -> tuple[References 
     start = time.perf_counter()
     references = trained_references(bench, frame, bench.task.options.get("reference_models", 0), bench.task.seed)
     return references, {"reference_models": time.perf_counter() - start}
+
+
+def classes_without_rows(classes: Tensor, names: list[str]) -> list[str]:
+    """Classes that the model has and none of its training rows."""
+    held = set(classes.tolist())
+    return [name for c, name in enumerate(names) if c not in held]
 
 
 def operation_counts(changes: SnapshotChanges) -> dict[str, int]:

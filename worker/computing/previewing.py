@@ -23,7 +23,7 @@ def preview(bench: Workbench) -> Result:
     added = [row.sample_id for row in SnapshotChanges.from_json(task.changes).added]
     digest = None
     try:
-        done = computed(bench)
+        done = computed(bench, shows_refused=True)
         report = _report(done)
         if done.chosen.fitted_here and task.base.factors_digest is None:
             bench.progress("publishing", 0, 1)

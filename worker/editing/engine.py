@@ -27,7 +27,15 @@ from worker.editing.edited_data import EditedData
 from worker.editing.forgetting import forget
 from worker.editing.gradients import after_gradient, edit_gradient, objective_gradient_norm
 from worker.editing.growth import grown, grown_factors, grown_label_predictor
-from worker.editing.guard import EditRefused, first_refusal, require_classes
+from worker.editing.guard import (
+    EditRefused,
+    refusal_of,
+    require_classes,
+    require_finite,
+    require_gain,
+    require_near,
+    require_utility,
+)
 from worker.editing.learning import learn
 from worker.editing.step import Line, inverse_factors, recompute_statistics
 from worker.editing.warming import warm
@@ -151,18 +159,20 @@ def attempt(
     with timings.stage("label_predictor"):
         progress("label_predictor", 0, 1)
         held_out = bench.held_out
-        if not bool(torch.isfinite(bench.held_out_losses).all()):
-            raise EditRefused("utility_fell", "the held-out concept loss is not a finite number after the step")
+        require_finite(*model.state_dict().values(), bench.held_out_losses)
         label_predictor = _label_predictor(given, edited, label_solver)
     with timings.stage("guard"):
         before = _metrics(start, given.label_predictor, given, edited=False)
         after = _metrics(held_out[:, _kept(given)], label_predictor, given, edited=True)
         gradient_after = objective_gradient_norm(bench.twin.now(), norm_rows, bench.weight_decay)
-    refusal = first_refusal(before, after, tolerance, steps if method == "solve" else [])
+    relative_norm = step_norm / vectors.norm(origin)
+    refusal = refusal_of(lambda: require_utility(before, after, tolerance))
+    if method == "solve" and refusal is None:  # the closed form measures nothing
+        refusal = refusal_of(lambda: require_gain(steps), lambda: require_near(relative_norm))
     report = {
         "step": {
             "norm": step_norm,
-            "relative_norm": step_norm / vectors.norm(origin),
+            "relative_norm": relative_norm,
             "damping": bench.damping,
             "iterations": sum(step.iterations for step in steps if step.phase != "warm_pass"),
             "steps": [step.to_json() for step in steps],
@@ -253,6 +263,7 @@ def _closed_form_step(bench: Bench, data: EditedData) -> Step:
 def _label_predictor(given: EditInput, edited: ConceptPredictor, solver: str) -> LabelPredictor:
     data, weight_decay = given.data, given.training["label_weight_decay"]
     after = torch.sigmoid(predict_logits(edited, data.after.images))
+    require_finite(after)
     if solver == "converged" or data.new:  # the paper has no theorem for new concepts
         start = grown_label_predictor(given.label_predictor, data.new).without_concepts(list(data.dropped))
         return fit_label_predictor(

@@ -286,6 +286,37 @@ class TestRefusals:
         assert result.factors_digest is None
         assert result.factors_version is None
 
+    def test_a_version_without_rows_of_a_class_goes_on(self, world: World) -> None:
+        """It never says that class where it has anything else to say, and is edited like any other."""
+        result = world.scene.edit(world.base, self.emptied_class(world), on_failure="retrain")
+        assert result.report["classes_without_rows"] == ["both"]
+        model, label_predictor = world.predictors(result)
+        rows = world.rows(world.scene.snapshot, "test")
+        predicted = label_predictor.logits(torch.sigmoid(predict_logits(model, rows.images))).argmax(dim=1)
+        assert set(predicted.tolist()) == {0, 1}
+        child = version(result, 2)
+        kept = [i for i in world.snapshot(result).sample_ids.tolist() if i in set(world.scene.ids("train"))]
+        after = world.scene.edit(child, SnapshotChanges(removed=tuple(kept[:5])), **TOLERANT)
+        assert after.report["classes_without_rows"] == ["both"]
+        assert after.report["factors"]["fitted_here"], "a model trained anew has no factors yet"
+
+    @pytest.mark.parametrize("score", ["concept_f1", "label_f1"])
+    def test_each_tolerance_is_a_bound_on_its_own_score(self, world: World, score: str) -> None:
+        """Refused by a hair, allowed by a hair: the fall itself is known from a preview."""
+        # Without half of its rows the concepts suffer; without the concept that tells them apart, the classes.
+        half = tuple(world.scene.ids("train")[:60])
+        changes = SnapshotChanges(removed=half) if score == "concept_f1" else SnapshotChanges(dropped=(0,))
+        anything = {"concept_f1": 1.0, "label_f1": 1.0}
+        task = world.scene.task("preview", base=world.base, changes=changes.to_json(), options={"tolerance": anything})
+        seen = world.scene.run(task).report["calibration"]
+        fall = seen["before"][score] - seen["after"][score]
+        assert fall > 0.001
+        result = world.scene.edit(world.base, changes, tolerance=anything | {score: fall + 1e-6})
+        assert result.report["calibration"] == seen
+        with pytest.raises(TaskFailure, match=f"held-out {score} would fall by {fall:.4f}") as failure:
+            world.scene.edit(world.base, changes, tolerance=anything | {score: fall - 1e-6})
+        assert failure.value.code == "utility_fell"
+
     def test_an_edit_that_is_not_refused_is_not_trained(self, world: World, edits: dict[str, Result]) -> None:
         result = world.scene.edit(world.base, world.changes("fix"), on_failure="retrain", **TOLERANT)
         assert result.weights_digest == edits["fix"].weights_digest

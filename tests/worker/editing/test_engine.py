@@ -14,9 +14,10 @@ from worker.cbm.label_predictor import fit_label_predictor
 from worker.cbm.training import predict_logits
 from worker.curvature import vectors
 from worker.curvature.factors import fit_factors
+from worker.editing import guard
 from worker.editing.bench import Settings
 from worker.editing.edited_data import UNKNOWN, EditedData
-from worker.editing.engine import EditInput, EditOutcome, edit
+from worker.editing.engine import EditInput, EditOutcome, attempt, edit
 from worker.editing.gradients import after_gradient, edit_gradient
 from worker.editing.guard import EditRefused
 from worker.editing.step import inverse_factors
@@ -147,3 +148,43 @@ def test_an_emptied_class_is_refused_before_anything_is_computed(trained: Concep
             progress=lambda stage, done, total: stages.append(stage),
         )
     assert stages == []
+
+
+class TestBrokenModels:
+    """Damping near zero: where the factors see no curvature, the closed form's step is longer than numbers are."""
+
+    def broken(self, trained: ConceptPredictor, tolerance: float = 1.0) -> EditOutcome:
+        return edit(
+            given(trained, everything()),
+            method="closed_form",
+            label_solver="converged",
+            tolerance={"concept_f1": tolerance, "label_f1": tolerance},
+            settings=Settings(damping=1e-320),
+            progress=lambda stage, done, total: None,
+        )
+
+    def test_are_refused_whatever_is_tolerated(self, trained: ConceptPredictor) -> None:
+        with pytest.raises(EditRefused, match="not finite numbers") as refusal:
+            self.broken(trained)
+        assert refusal.value.code == "utility_fell"
+
+
+def test_a_step_out_of_the_trust_region_is_refused_with_its_numbers(
+    trained: ConceptPredictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lengths are measured, so none is that long here: the region is made small."""
+    monkeypatch.setattr(guard, "TRUST_RADIUS", 0.01)
+    arguments: dict[str, Any] = {
+        "label_solver": "converged",
+        "tolerance": {"concept_f1": 1.0, "label_f1": 1.0},
+        "settings": Settings(damping=DAMPING),
+        "progress": lambda stage, done, total: None,
+    }
+    start = given(trained, everything())
+    outcome = attempt(start, method="solve", **arguments)
+    assert outcome.refusal is not None
+    assert outcome.refusal.code == "step_too_long"
+    assert outcome.report["step"]["relative_norm"] > 0.01
+    assert attempt(start, method="closed_form", **arguments).refusal is None, "it is there for comparison"
+    with pytest.raises(EditRefused, match="retrain instead"):
+        run(start)

@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from worker.editing.bench import Step
-from worker.editing.guard import EditRefused, require_classes, require_gain, require_utility
+from worker.editing.guard import (
+    TRUST_RADIUS,
+    EditRefused,
+    refusal_of,
+    require_classes,
+    require_finite,
+    require_gain,
+    require_near,
+    require_utility,
+)
 
 TOLERANCE = {"concept_f1": 0.02, "label_f1": 0.05}
 BEFORE = {"concept_f1": 0.75, "label_f1": 0.5, "label_accuracy": 0.9}
@@ -82,8 +91,16 @@ def test_what_counts_as_a_gain(steps: list[Step]) -> None:
         ([step("forget", 0.2, 0.2, 0.7)], "forget"),
         ([step("learn", 1.0, 0.4, 0.4), step("forget", 0.2, 0.21, 0.7)], "forget"),
         ([step("forget", 0.2, 0.6, 0.7), step("forget", 0.6, 0.21, 0.7)], "forget"),
+        ([step("withdraw", 0.2, 0.2, 0.7), step("forget", 0.2, 0.6, 0.7)], "withdraw"),
     ],
-    ids=["no step helped", "too little", "not forgotten", "learned and not forgotten", "gained and lost again"],
+    ids=[
+        "no step helped",
+        "too little",
+        "not forgotten",
+        "learned and not forgotten",
+        "gained and lost again",
+        "labels not forgotten, rows were",
+    ],
 )
 def test_an_edit_that_did_nothing_is_refused(steps: list[Step], phase: str) -> None:
     with pytest.raises(EditRefused, match=f"no step of the {phase} phase") as refusal:
@@ -116,3 +133,33 @@ def test_an_emptied_class_is_refused_by_name() -> None:
 def test_classes_that_were_empty_or_are_new_are_no_matter() -> None:
     """The owl had no rows before either."""
     require_classes(torch.tensor([0, 1]), torch.tensor([1, 0, 2]), ["wren", "sparrow", "gull", "owl"])
+
+
+@pytest.mark.parametrize("relative_norm", [0.0, 0.3, TRUST_RADIUS])
+def test_a_step_within_the_radius_is_trusted(relative_norm: float) -> None:
+    require_near(relative_norm)
+
+
+@pytest.mark.parametrize("relative_norm", [TRUST_RADIUS * 1.001, 6.7, float("inf"), float("nan")])
+def test_a_longer_one_is_not(relative_norm: float) -> None:
+    with pytest.raises(EditRefused, match=f"{relative_norm:.2f} of their norm, more than 0.75") as refusal:
+        require_near(relative_norm)
+    assert refusal.value.code == "step_too_long"
+
+
+def test_what_is_no_number_is_refused() -> None:
+    good = torch.tensor([1.0, 2.0])
+    require_finite(good, torch.tensor([3]))
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        with pytest.raises(EditRefused, match="not finite numbers") as refusal:
+            require_finite(good, torch.tensor([1.0, bad]))
+        assert refusal.value.code == "utility_fell"
+
+
+def test_the_first_refusal_counts() -> None:
+    assert refusal_of() is None
+    assert refusal_of(lambda: require_near(0.1)) is None
+    asked: list[str] = []
+    found = refusal_of(lambda: require_near(0.1), lambda: require_near(2.0), lambda: asked.append("a third"))
+    assert found is not None
+    assert (found.code, asked) == ("step_too_long", [])
