@@ -101,7 +101,7 @@ def with_head_rows(model: ConceptPredictor, rows: list[int]) -> ConceptPredictor
     result = copy.deepcopy(model)
     if rows == list(range(model.head.out_features)):
         return result
-    head = nn.Linear(model.head.in_features, len(rows), device=model.head.weight.device)
+    head = nn.Linear(model.head.in_features, len(rows)).to(model.head.weight)
     with torch.no_grad():
         head.weight.copy_(model.head.weight[rows])
         head.bias.copy_(model.head.bias[rows])
