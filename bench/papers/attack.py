@@ -18,8 +18,8 @@ from papers.states import REMOVAL, Draws, Edit, State
 from worker.cbm.training import concept_losses, predict_logits
 from worker.data.tensors import LabelledImages
 from worker.editing.bench import known_labels
-from worker.evidence.audit import Losses, References, rmia_attack_on
 from worker.evidence.auc import area
+from worker.evidence.audit import Losses, References, rmia_attack_on
 from worker.evidence.design import inclusion, population_split, reference_seeds
 from worker.evidence.membership import OUTPUTS, RowLosses
 
@@ -110,7 +110,7 @@ def lines(found: Sequence[Record]) -> list[str]:
     for one in found:
         low, high = one["interval"]
         texts.append(
-            f"{one['output']:9} {one['method']:12} mean score of removed rows {one['mean_removed']:.4f}, of non-members "
-            f"{one['mean_non_members']:.4f}; AUC {one['auc']:.3f} ({low:.3f}–{high:.3f})"
+            f"{one['output']:9} {one['method']:12} mean score of removed rows {one['mean_removed']:.4f}, of "
+            f"non-members {one['mean_non_members']:.4f}; AUC {one['auc']:.3f} ({low:.3f}–{high:.3f})"
         )
     return texts

@@ -69,9 +69,9 @@ class Workshop:
         """Those of the state's model, and the seconds that the fit took; the last ones are remembered."""
         key = state.name, seed
         if self._factors is None or self._factors[0] != key:
-            start = now(state.rows)
+            start = now(self.data.train)
             factors = factors_of(self.trained(state, seed)[0][0], state.training)
-            self._factors = key, factors, now(state.rows) - start
+            self._factors = key, factors, now(self.data.train) - start
         return self._factors[1], self._factors[2]
 
     def by(self, method: str, edit: Edit, seed: int) -> Outcome:

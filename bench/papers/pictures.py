@@ -1,4 +1,4 @@
-"""Curves, bars, histograms and image sheets as PNG files."""
+"""Curves, marks, histograms and image sheets as PNG files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLOURS = {
     "removed": "#d55e00",
     "non_members": "#009e73",
 }
-MARKS = {"retrain": "D", "cbm_if": "^", "closed_form": "s", "ours": "o"}
+MARKS = {"before": "x", "retrain": "D", "cbm_if": "^", "closed_form": "s", "ours": "o"}
 
 
 def ratios(points: Sequence[Record], path: Path) -> None:
@@ -61,7 +61,7 @@ def noise_removal(points: Sequence[Record], path: Path) -> None:
     for axes, (score, title) in zip(
         (grid[0][0], grid[1][0]), (("label_f1", "label F1"), ("label_accuracy", "label accuracy")), strict=True
     ):
-        _bars(
+        _marks(
             axes,
             points,
             [(f"{level}\n{noise:.0%}", {"level": level, "noise": noise}) for level, noise in groups],
@@ -77,7 +77,7 @@ def influence(result: Record, path: Path) -> None:
     for axes, side in zip(grid[0], ("most", "least"), strict=True):
         own = [point for point in result["points"] if point["side"] == side]
         counts = list(dict.fromkeys(point["count"] for point in own))
-        _bars(axes, own, [(str(count), {"count": count}) for count in counts], "label_f1")
+        _marks(axes, own, [(str(count), {"count": count}) for count in counts], "label_f1")
         axes.axhline(result["before"]["label_f1"], color=COLOURS["before"], linewidth=0.8)
         axes.set_title(f"label F1 without the {side} influential concepts", loc="left", fontsize=10)
         axes.set_xlabel("concepts dropped")
@@ -159,21 +159,28 @@ def _curves(axes: Axes, points: Sequence[Record], along: str, score: str, title:
     axes.legend(frameon=False, fontsize=8)
 
 
-def _bars(axes: Axes, points: Sequence[Record], groups: Sequence[tuple[str, Record]], score: str) -> None:
-    """Bars side by side; the axis starts where differences can be seen."""
+def _marks(axes: Axes, points: Sequence[Record], groups: Sequence[tuple[str, Record]], score: str) -> None:
+    """A mark per group and method. Marks, not bars: the axis starts where differences can be seen."""
     methods = list(dict.fromkeys(point["method"] for point in points))
-    width = 0.8 / max(1, len(methods))
     for place, method in enumerate(methods):
-        for at, (_, where) in enumerate(groups):
-            for point in points:
-                if point["method"] == method and where.items() <= point.items() and point[score] is not None:
-                    label = method if at == 0 else "_nolegend_"
-                    axes.bar(at + (place + 0.5) * width - 0.4, point[score], width, color=COLOURS[method], label=label)
-    known = [point[score] for point in points if point[score] is not None]
-    if known:
-        span = max(max(known) - min(known), 0.01)
-        axes.set_ylim(max(0.0, min(known) - span), max(known) + span)
+        found = [
+            (at + 0.12 * (place - (len(methods) - 1) / 2), point[score])
+            for at, (_, where) in enumerate(groups)
+            for point in points
+            if point["method"] == method and where.items() <= point.items() and point[score] is not None
+        ]
+        axes.plot(
+            [x for x, _ in found],
+            [y for _, y in found],
+            linestyle="none",
+            color=COLOURS[method],
+            marker=MARKS[method],
+            markersize=6,
+            label=method,
+        )
+    axes.set_xlim(-0.5, len(groups) - 0.5)
     axes.set_xticks(range(len(groups)), [name for name, _ in groups], fontsize=8)
+    axes.grid(axis="y", color="#e4e4e4", linewidth=0.8)
     axes.legend(frameon=False, fontsize=8)
 
 

@@ -27,13 +27,19 @@ class State:
 
     Attributes:
         name: the same for the same rows, labels and columns.
-        rows: with the labels of all concepts.
+        everyone: rows with the labels of all concepts.
         columns: concepts that a model of it has.
+        present: which rows there are, a mask; all if None. Their images are copied only where they are asked for.
     """
 
     name: str
-    rows: LabelledImages
+    everyone: LabelledImages
     columns: tuple[int, ...]
+    present: Tensor | None = None
+
+    @property
+    def rows(self) -> LabelledImages:
+        return self.everyone if self.present is None else self.everyone.take(self.present)
 
     @property
     def training(self) -> LabelledImages:
@@ -133,8 +139,9 @@ class Draws:
                 return [
                     State(
                         f"{name} part {t}/{len(parts)}",
-                        noisy_rows.take(self._others(torch.cat([*parts[:t], wrong[:0]]))),
+                        noisy_rows,
                         self.all.columns,
+                        self._others(torch.cat([*parts[:t], wrong[:0]])),
                     )
                     for t in range(len(parts) + 1)
                 ]
@@ -148,7 +155,7 @@ class Draws:
 
     def without_rows(self, positions: Tensor) -> State:
         name = f"without {len(positions)} rows of draw {self.seed}"
-        return State(name, self.rows.take(self._others(positions)), self.all.columns)
+        return State(name, self.rows, self.all.columns, self._others(positions))
 
     def leaving(self, count: int) -> Tensor:
         """Positions of rows that may leave: a class keeps a row, or no edit could follow retraining."""
