@@ -18,9 +18,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
+from app.datasets.votes import labels_by_vote
+
 SPLITS = ("train", "calibration", "test")
 UNKNOWN = -1
 _FORMAT = {"format": "modelmend.snapshot.1"}
+_FORMAT_WITH_VOTES = {"format": "modelmend.snapshot.2"}
 _DTYPES = {"sample_ids": np.int64, "splits": np.int8, "classes": np.int32, "concepts": np.int8}
 
 
@@ -36,7 +39,8 @@ class InvalidChanges(ValueError):
 class AddedSample:
     """A new row. ``concepts`` has one value (0, 1 or ``UNKNOWN``) per concept, ``split`` is an index of ``SPLITS``.
 
-    In changes, the base version's concepts come first, dropped ones too, and then the new ones.
+    In changes, the base version's concepts come first, dropped ones too, and then the new ones; those that classes vote
+    on have the row's vote (``UNKNOWN`` for none).
     """
 
     sample_id: int
@@ -55,7 +59,10 @@ class NewConcept:
 
 @dataclass(frozen=True)
 class SnapshotChanges:
-    """What an edit changes, in ids and in indices of the base version's concepts."""
+    """What an edit changes, in ids and in indices of the base version's concepts.
+
+    A fix of a concept that classes vote on is a row's vote from then on (``UNKNOWN`` for none), and no label.
+    """
 
     fixes: tuple[tuple[int, int, int], ...] = ()  # (sample id, concept index, value)
     dropped: tuple[int, ...] = ()  # concept indices
@@ -98,12 +105,15 @@ class Snapshot:
         splits: int8, shape ``(n,)``, indices of ``SPLITS``.
         classes: int32, shape ``(n,)``.
         concepts: int8, shape ``(n, k)``: 0, 1 or ``UNKNOWN``.
+        votes: int8, shape ``(n, v)``: how each row votes (0, 1, ``UNKNOWN`` for not) on the first ``v`` concepts, of
+            which its class has one label by the vote of the train rows. None where rows have labels of their own.
     """
 
     sample_ids: NDArray[np.int64]
     splits: NDArray[np.int8]
     classes: NDArray[np.int32]
     concepts: NDArray[np.int8]
+    votes: NDArray[np.int8] | None = None
 
     def __post_init__(self) -> None:
         n = self.sample_ids.shape[0] if self.sample_ids.ndim == 1 else -1
@@ -117,12 +127,44 @@ class Snapshot:
             raise InvalidSnapshot("a split or a concept label is out of its range")
         if (self.classes < 0).any():
             raise InvalidSnapshot("a class index is negative")
-        for name in _DTYPES:
+        votes = self.votes
+        if votes is not None and (
+            votes.dtype != np.int8
+            or votes.ndim != 2
+            or len(votes) != n
+            or not 0 < votes.shape[1] <= self.concepts.shape[1]
+            or not _within(votes, UNKNOWN, 1)
+        ):
+            raise InvalidSnapshot(f"votes have dtype {votes.dtype} and shape {votes.shape}, or a value out of range")
+        for name in self._arrays:
             frozen = np.ascontiguousarray(getattr(self, name))
             if frozen.flags.writeable:
                 frozen = frozen.copy()
                 frozen.flags.writeable = False
             object.__setattr__(self, name, frozen)
+
+    @property
+    def _arrays(self) -> list[str]:
+        return [*_DTYPES, *(["votes"] if self.votes is not None else [])]
+
+    @classmethod
+    def by_vote(
+        cls,
+        sample_ids: NDArray[np.int64],
+        splits: NDArray[np.int8],
+        classes: NDArray[np.int32],
+        votes: NDArray[np.int8],
+        concepts: NDArray[np.int8] | None = None,
+    ) -> Snapshot:
+        """A snapshot whose concepts ``0 … v-1`` are labels of classes, by ``votes`` ``(n, v)`` of its train rows.
+
+        Args:
+            concepts: ``(n, k)``, of which the first ``v`` columns are not read; the others are labels of rows.
+        """
+        labels = labels_by_vote(votes, classes, splits == 0)
+        if concepts is not None:
+            labels = np.concatenate([labels, concepts[:, votes.shape[1] :]], axis=1)
+        return cls(sample_ids, splits, classes, labels, votes if votes.shape[1] else None)
 
     @classmethod
     def from_rows(cls, rows: Iterable[AddedSample], k: int) -> Snapshot:
@@ -141,7 +183,8 @@ class Snapshot:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Snapshot):
             return NotImplemented
-        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in _DTYPES)
+        names = self._arrays
+        return names == other._arrays and all(np.array_equal(getattr(self, n), getattr(other, n)) for n in names)
 
     def __hash__(self) -> int:
         return hash(self.digest)
@@ -163,7 +206,8 @@ class Snapshot:
     def to_bytes(self) -> bytes:
         """The snapshot as safetensors; equal snapshots have equal bytes."""
         # One metadata entry only: the order of several is not fixed by the format.
-        return bytes(save_tensors({name: getattr(self, name) for name in _DTYPES}, metadata=_FORMAT))
+        metadata = _FORMAT if self.votes is None else _FORMAT_WITH_VOTES
+        return bytes(save_tensors({name: getattr(self, name) for name in self._arrays}, metadata=metadata))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Snapshot:
@@ -177,7 +221,8 @@ class Snapshot:
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         except (SafetensorError, ValueError) as error:
             raise InvalidSnapshot("not safetensors") from error
-        if tensors.keys() != _DTYPES.keys() or header.get("__metadata__") != _FORMAT:
+        expected = _FORMAT if tensors.keys() == _DTYPES.keys() else _FORMAT_WITH_VOTES
+        if tensors.keys() - {"votes"} != _DTYPES.keys() or header.get("__metadata__") != expected:
             raise InvalidSnapshot("safetensors of something else")
         return cls(**tensors)
 
@@ -189,7 +234,8 @@ class Snapshot:
         """The snapshot after an edit; the order of the changes within ``changes`` does not matter.
 
         A removed row stays removed and a dropped concept dropped, whatever was fixed in it. New concepts are the last
-        columns, in their order.
+        columns, in their order. Where classes vote, the votes of the rows that remain or come are counted anew, and
+        every row of a class has the label that won: what registering the edited rows would give.
 
         Raises:
             InvalidChanges: see there; also when two fixes of one label differ, or when none of the concepts is kept.
@@ -202,7 +248,11 @@ class Snapshot:
         values = np.fromiter(wanted.values(), np.int64, len(wanted))
         if not _within(columns, 0, k - 1) or not _within(values, UNKNOWN, 1):
             raise InvalidChanges("a fix names no concept of the snapshot, or a value other than 0, 1 and unknown")
-        concepts[fixed, columns] = values
+        v = 0 if self.votes is None else self.votes.shape[1]
+        votes = np.empty((n, 0), np.int8) if self.votes is None else self.votes.copy()
+        voted = columns < v
+        votes[fixed[voted], columns[voted]] = values[voted]
+        concepts[fixed[~voted], columns[~voted]] = values[~voted]
         concepts = np.concatenate([concepts, self._new_columns(changes.new)], axis=1)
 
         if not _within(np.array(changes.dropped, np.int64), 0, k - 1):
@@ -219,12 +269,19 @@ class Snapshot:
         if np.isin(added.sample_ids, self.sample_ids).any():
             raise InvalidChanges("an added row is there already")
         order = np.argsort(sample_ids, kind="stable")
-        return Snapshot(
+        return Snapshot.by_vote(
             sample_ids[order],
             np.concatenate([self.splits[rows_kept], added.splits])[order],
             np.concatenate([self.classes[rows_kept], added.classes])[order],
+            np.concatenate([votes[rows_kept], added.concepts[:, :v]])[order][:, columns_kept[columns_kept < v]],
             np.concatenate([concepts[rows_kept], added.concepts])[order][:, columns_kept],
         )
+
+    def without(self, sample_ids: Iterable[int]) -> Snapshot:
+        """The other rows with the labels that they have: no vote is counted anew."""
+        kept = np.ones(len(self), bool)
+        kept[self._positions(sample_ids)] = False
+        return Snapshot(**{name: getattr(self, name)[kept] for name in self._arrays})
 
     def _new_columns(self, new: tuple[NewConcept, ...]) -> NDArray[np.int8]:
         columns = np.full((len(self), len(new)), UNKNOWN, np.int8)

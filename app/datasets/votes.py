@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 NO_VOTE = 0
+SILENT = -1  # what NO_VOTE, and an annotation that is none, count for
 CERTAINTIES = {1: "not visible", 2: "guessing", 3: "probably", 4: "definitely"}
+DEFINITELY = 4
 MIN_CLASSES = 10
 
 Votes = NDArray[np.uint8]
@@ -38,18 +40,27 @@ def vote_certainties(votes: Votes) -> NDArray[np.uint8]:
     return votes >> np.uint8(1)
 
 
-def tally(votes: Votes, classes: NDArray[Any], class_count: int) -> NDArray[np.int64]:
-    """Votes against and for, shape ``(class_count, m, 2)``.
+def ballots(votes: Votes) -> NDArray[np.int8]:
+    """What votes count for: 0 against, 1 for, ``SILENT`` where there is none.
 
     "Absent, because not visible" is no vote; everything else counts once, however certain.
     """
-    certainties = vote_certainties(votes)
     for_ = vote_labels(votes) == 1
-    against = ~for_ & (certainties > 1)
-    counts = np.zeros((class_count, votes.shape[1], 2), np.int64)
-    np.add.at(counts[:, :, 0], classes, against)
-    np.add.at(counts[:, :, 1], classes, for_)
+    against = ~for_ & (vote_certainties(votes) > 1)
+    return np.where(for_, 1, np.where(against, 0, SILENT)).astype(np.int8)
+
+
+def count(cast: NDArray[np.int8], classes: NDArray[Any], class_count: int) -> NDArray[np.int64]:
+    """Ballots against and for, shape ``(class_count, m, 2)``."""
+    counts = np.zeros((class_count, cast.shape[1], 2), np.int64)
+    np.add.at(counts[:, :, 0], classes, cast == 0)
+    np.add.at(counts[:, :, 1], classes, cast == 1)
     return counts
+
+
+def tally(votes: Votes, classes: NDArray[Any], class_count: int) -> NDArray[np.int64]:
+    """Votes against and for, shape ``(class_count, m, 2)``; see :func:`ballots` for what counts."""
+    return count(ballots(votes), classes, class_count)
 
 
 def class_labels(counts: NDArray[np.int64]) -> NDArray[np.int8]:
@@ -61,3 +72,16 @@ def concept_mask(labels: NDArray[np.int8], min_classes: int = MIN_CLASSES) -> ND
     """Which concepts at least ``min_classes`` classes have, shape ``(m,)``. On CUB with 10, this leaves 112 of 312."""
     mask: NDArray[np.bool_] = labels.sum(axis=0, dtype=np.int64) >= min_classes
     return mask
+
+
+def labels_by_vote(cast: NDArray[np.int8], classes: NDArray[Any], voters: NDArray[np.bool_]) -> NDArray[np.int8]:
+    """What each row's class says, shape ``(n, m)``: rows of a class have the same labels, whether they vote or not.
+
+    Args:
+        cast: ballots ``(n, m)``.
+        voters: which rows' ballots count: those that models train on.
+    """
+    if not len(cast):
+        return np.zeros(cast.shape, np.int8)
+    labels: NDArray[np.int8] = class_labels(count(cast[voters], classes[voters], int(classes.max()) + 1))[classes]
+    return labels
