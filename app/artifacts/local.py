@@ -6,6 +6,7 @@
     images/DATASET/N/ROW     N = ROW // 4096, so that no directory grows without bound
     uploads/up-…
     unfinished/              files being written; the same file system, so that a rename finishes them
+    work/NAME/               what long computations go on from when their process died
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -39,7 +40,8 @@ class LocalArtifactStore:
         self._images = root / "images"
         self._uploads = root / "uploads"
         self._unfinished = root / "unfinished"
-        for folder in (self._objects, self._images, self._uploads, self._unfinished):
+        self._work = root / "work"
+        for folder in (self._objects, self._images, self._uploads, self._unfinished, self._work):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def put(self, source: Source) -> str:
@@ -102,9 +104,17 @@ class LocalArtifactStore:
         for path in _files_before(self._uploads.iterdir(), before):
             yield path.name
 
+    def work_folder(self, name: str) -> Path:
+        return self._work / _component(name)
+
     def remove_unfinished(self, before: datetime) -> int:
         abandoned = list(_files_before(self._unfinished.iterdir(), before))
+        folders = [folder for folder in _files_before(self._work.iterdir(), before) if not _new_files(folder, before)]
+        abandoned += [path for folder in folders for path in folder.iterdir()]
         _remove(abandoned)
+        for folder in folders:
+            with suppress(OSError):  # not empty: somebody has come to work there
+                folder.rmdir()
         return len(abandoned)
 
     def _put_files(self, sources: Mapping[Path, Source]) -> None:
@@ -188,6 +198,10 @@ def _remove(paths: Iterable[Path]) -> None:
         folders.add(path.parent)
     for folder in folders:
         _fsync_folder(folder)
+
+
+def _new_files(folder: Path, before: datetime) -> bool:
+    return len(list(_files_before(folder.iterdir(), before))) < len(list(folder.iterdir()))
 
 
 def _files_before(paths: Iterable[Path], before: datetime) -> Iterator[Path]:

@@ -82,6 +82,13 @@ class ArtifactStore(Protocol):
         """Ids of the uploads whose files were written before ``before``, in no order."""
         ...
 
+    def work_folder(self, name: str) -> Path:
+        """A local folder, made by who writes to it, for work that is to go on where a process died.
+
+        Whoever ends the work removes it; :meth:`remove_unfinished` removes those that nobody has written to for long.
+        """
+        ...
+
     def remove_unfinished(self, before: datetime) -> int:
         """Removes what writers that died have left half-written before ``before``; returns the number of files."""
         ...

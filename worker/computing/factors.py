@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,11 +17,15 @@ from torch import Tensor
 
 from worker.cbm.concept_predictor import ConceptPredictor
 from worker.computing.workbench import Workbench
+from worker.curvature.errors import CheckpointError
 from worker.curvature.factors import Factors, fit_factors
 from worker.data.tensors import LabelledImages
 from worker.tasks import Result
 
 BATCH_SIZE = 256
+
+MEMORY_SHARE = 4
+"""One part in so many of the memory may hold a fit's sums and bases; where that is little, layers take turns."""
 
 REFRESH_AFTER = 20
 
@@ -102,6 +111,43 @@ def fit_on(bench: Workbench, model: ConceptPredictor, rows: LabelledImages, seed
             known = (rows.concepts[part] >= 0).to(rows.images.dtype)
             yield rows.images[part], known, torch.arange(start, start + len(known), device=rows.images.device)
 
-    return fit_factors(
-        model, batches, seed=seed, progress=lambda phase, _: bench.progress("fitting", numbers[phase], len(numbers))
+    folder = _checkpoint(bench, seed)
+    fitted = partial(
+        fit_factors,
+        model,
+        batches,
+        seed=seed,
+        progress=lambda phase, _: bench.progress("fitting", numbers[phase], len(numbers)),
+        checkpoint=folder,
+        memory_limit=memory(bench.device) // MEMORY_SHARE,
     )
+    try:
+        return fitted()
+    except CheckpointError:  # damaged, or of a program that fitted otherwise
+        shutil.rmtree(folder, ignore_errors=True)
+        return fitted()
+
+
+def memory(device: str) -> int:
+    """Bytes of memory that the device has; of main memory, those that this process may use.
+
+    Of all, not of what is free at the moment: it decides in how many parts a fit is done, and one that is taken up
+    again must find the same.
+    """
+    if device.startswith("cuda"):
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        granted = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return physical
+    return min(physical, int(granted)) if granted.isdigit() else physical
+
+
+def _checkpoint(bench: Workbench, seed: int) -> Path:
+    """Where a fit of this version goes on if its process dies: the next attempt of the job finds it."""
+    base = bench.task.base
+    if base is None:
+        raise RuntimeError("factors are fitted on a version")
+    parts = (bench.task.model_id, base.weights_digest, base.snapshot_digest, str(seed), bench.device)
+    return bench.store.work_folder(f"fit-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:32]}")

@@ -69,6 +69,10 @@ class Checkpoint:
             ) from error
         raise CheckpointError(f"{path} belongs to a fit of another model or with other settings; delete {self.folder}")
 
+    def holds(self, stage: str) -> bool:
+        """Whether anything was saved of a stage."""
+        return self._path(stage).exists()
+
     @property
     def due(self) -> bool:
         """Whether the last write is long enough ago."""

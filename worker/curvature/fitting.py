@@ -23,6 +23,7 @@ from worker.curvature.passes import Bases, Batches, Fit, Progress, bases_of
 from worker.curvature.precision import Precision
 
 CHECKPOINT_SECONDS = 60.0
+"""Between two writes, and before the first: a fit that ends sooner writes nothing, as starting it again costs less."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,12 @@ class Road:
             covariances = summed_covariances(self._covariances(fit, saved), fit.like, self.group)
             bases = shared_eigenbases(covariances, fit.like, self.group, self.progress)
             if saved is not None:
-                saved.save(self._stage("bases"), Stage(bases.count, "", True, _bases_state(bases)))
-                true_everywhere(True, fit.like, self.group)  # sums are kept until everyone has the bases
-                saved.forget(self._stage("covariances"))
+                saved.forget(self._stage("eigenvalues"))  # they are in other bases, where arithmetic does not repeat
+                due = saved.due
+                if due:
+                    self._save_bases(saved, bases)
+                if true_everywhere(due, fit.like, self.group):  # sums are kept until everyone has the bases
+                    saved.forget(self._stage("covariances"))
         eigenvalues = self._eigenvalues(fit, bases, saved)
         return bases, summed_eigenvalues(eigenvalues, fit.like, self.group)
 
@@ -72,7 +76,7 @@ class Road:
             if saved is not None and saved.due:
                 saved.save(self._stage("covariances"), _stage_of(moments, remaining, complete=False))
             self.progress("covariances", moments.count)
-        if saved is not None:
+        if saved is not None and saved.due:
             saved.save(self._stage("covariances"), _stage_of(moments, remaining, complete=True))
         return moments
 
@@ -90,12 +94,18 @@ class Road:
         for batch in remaining:
             moments = fit.with_eigenvalues(moments, batch, bases)
             if saved is not None and saved.due:
+                self._save_bases(saved, bases)
                 content = Stage(moments.count, remaining.rows_sha256, False, moments.sums)
                 saved.save(self._stage("eigenvalues"), content)
             self.progress("eigenvalues", moments.count)
-        if saved is not None:
+        if saved is not None and saved.due:
+            self._save_bases(saved, bases)
             saved.save(self._stage("eigenvalues"), Stage(moments.count, remaining.rows_sha256, True, moments.sums))
         return moments
+
+    def _save_bases(self, saved: Checkpoint, bases: Bases) -> None:
+        if not saved.holds(self._stage("bases")):
+            saved.save(self._stage("bases"), Stage(bases.count, "", True, _bases_state(bases)))
 
     def _saved_bases(self, fit: Fit, saved: Checkpoint | None) -> Bases | None:
         """The bases of an earlier attempt, if every process has them."""

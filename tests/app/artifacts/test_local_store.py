@@ -148,3 +148,23 @@ def test_what_a_dead_writer_left_is_removed_once_it_is_old(store: LocalArtifactS
     assert store.remove_unfinished(datetime.now(UTC) - timedelta(hours=1)) == 0
     assert store.remove_unfinished(later()) == 1
     assert not all_files(tmp_path)
+
+
+def test_work_that_nobody_went_on_with_is_removed_once_it_is_old(store: LocalArtifactStore, tmp_path: Path) -> None:
+    """A folder goes as a whole, and not while any file in it is young."""
+    long_ago = (datetime.now(UTC) - timedelta(days=3)).timestamp()
+    for name, ages in (("old", (long_ago, long_ago)), ("taken-up", (long_ago, None)), ("begun", ())):
+        folder = store.work_folder(name)
+        assert folder.parent == tmp_path / "work"
+        folder.mkdir()
+        for number, age in enumerate(ages):
+            (folder / str(number)).write_bytes(b"sums")
+            if age is not None:
+                os.utime(folder / str(number), (age, age))
+        if ages:
+            os.utime(folder, (long_ago, long_ago))
+    assert store.remove_unfinished(datetime.now(UTC) - timedelta(days=1)) == 2
+    assert sorted(path.name for path in (tmp_path / "work").iterdir()) == ["begun", "taken-up"]
+    assert len(list(store.work_folder("taken-up").iterdir())) == 2
+    with pytest.raises(ValueError, match="not a name"):
+        store.work_folder("../objects")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.worker.computing.scene import DATASET, TOLERANT, World, version
-from worker.computing import restoring
+from worker.computing.workbench import Workbench
 from worker.tasks import BaseVersion, Result, TaskFailure
 
 
@@ -61,7 +61,7 @@ def test_nothing_is_written(own_world: World, monkeypatch: pytest.MonkeyPatch) -
     def refuse(*_: object) -> str:
         raise AssertionError("a restoration stores nothing")
 
-    monkeypatch.setattr(restoring.Workbench, "put_model", refuse)
+    monkeypatch.setattr(Workbench, "put_model", refuse)
     monkeypatch.setattr(type(own_world.scene.store), "put", refuse)
     own_world.scene.store.delete_images(DATASET, own_world.scene.snapshot.sample_ids.tolist())
     assert restore(own_world, own_world.base).publishes

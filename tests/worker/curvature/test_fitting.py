@@ -87,6 +87,42 @@ def test_an_interrupted_fit_goes_on_to_the_same_bits(
     assert not checkpoint.exists()
 
 
+@pytest.mark.parametrize(("attempt", "after"), [(0, 3), (1, 2)])
+def test_a_fit_that_ends_soon_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempt: int, after: int
+) -> None:
+    """Writing the sums of a large net takes longer than adding them up anew."""
+    monkeypatch.setattr(fitting, "CHECKPOINT_SECONDS", 60.0)
+    model, x, mask = setting()
+    checkpoint = tmp_path / "checkpoint"
+    with pytest.raises(InterruptedFitError):
+        fit_factors(
+            model,
+            interrupted(batches_of(x, mask, size=9), attempt=attempt, after=after),
+            seed=SEED,
+            checkpoint=checkpoint,
+        )
+    assert not checkpoint.exists()
+
+
+def test_eigenvalues_are_never_saved_without_their_bases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where arithmetic does not repeat to the bit, bases computed anew are others. Only the last write is due here."""
+    model, x, mask = setting()
+    clock = iter([False] * 6 + [True] * 100)  # five batches and the bases, then the second pass
+    monkeypatch.setattr(checkpoints.Checkpoint, "due", property(lambda _: next(clock)))
+    with pytest.raises(InterruptedFitError):
+        fit_factors(model, interrupted(batches_of(x, mask, size=9), attempt=1, after=2), seed=SEED, checkpoint=tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"part-0-{name}.safetensors" for name in ("bases", "eigenvalues")
+    }
+    (tmp_path / "part-0-bases.safetensors").unlink()
+    rows: list[int] = []
+    model.register_forward_hook(lambda module, arguments, output: rows.append(len(output)))
+    resumed = fit_factors(model, batches_of(x, mask, size=9), seed=SEED, checkpoint=tmp_path)
+    assert sum(rows[-5:]) == len(x), "the eigenvalues of the lost bases are summed anew"
+    assert_same_bits(resumed, fit_factors(model, batches_of(x, mask, size=9), seed=SEED))
+
+
 def test_what_is_summed_is_not_computed_again(tmp_path: Path) -> None:
     model, x, mask = setting()
     batches = batches_of(x, mask, size=9)

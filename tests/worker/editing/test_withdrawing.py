@@ -95,7 +95,7 @@ def test_the_level_is_told_label_by_label_and_concept_by_concept(trained: Concep
     assert step.phase == "withdraw"
     assert step.level == pytest.approx(float(torch.cat(told).sum()) / 8, rel=1e-9)
     assert step.unseen is not None
-    assert step.unseen.low < step.level < step.unseen.high
+    assert step.unseen.low < step.unseen.value < step.unseen.high
 
 
 def test_their_loss_rises_to_the_level_and_no_further(trained: ConceptPredictor) -> None:
