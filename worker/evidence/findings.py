@@ -49,15 +49,18 @@ def findings(found: Sequence[Attack], concept_f1: tuple[float, float] | None) ->
 
 def _few_rows(few: Sequence[Attack]) -> Json:
     members, others = (min(side) for side in zip(*map(_sides, few), strict=True))
+    intervals = [(attack, area(attack.runs["after"])) for attack in few]
+    off = [_words(attack) for attack, found in intervals if not found.low <= 0.5 <= found.high]
     return {
         "code": "few_rows",
         "sentence": f"{members} removed and {others} unseen rows are too few for a verdict on whether the model still "
         f"knows the removed ones: that takes {FEW_ROWS} of each. Read the intervals, each of which holds the attack's "
-        "area with 95% confidence.",
+        "area with 95% confidence: "
+        + (f"0.5 is outside that of the {' and of the '.join(off)}." if off else "0.5 is in all of them."),
         "numbers": {
             "members": members,
             "non_members": others,
-            "intervals": {f"{attack.name}.{attack.output}": _ends(area(attack.runs["after"])) for attack in few},
+            "intervals": {f"{attack.name}.{attack.output}": _ends(found) for attack, found in intervals},
         },
     }
 

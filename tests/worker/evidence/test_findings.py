@@ -88,6 +88,15 @@ def test_few_rows_get_an_interval_and_no_verdict(m: int, n: int) -> None:
     assert 0 <= low < high <= 1
 
 
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [(9.0, "0.5 is outside that of the loss attack on the concepts."), (0.0, "0.5 is in all of them.")],
+)
+def test_few_rows_are_told_whether_one_half_is_ruled_out(after: float, words: str) -> None:
+    (few,) = findings([attack(before=0, after=after, m=6)], None)
+    assert few["sentence"].endswith(words)
+
+
 def test_an_attack_with_enough_rows_is_judged_beside_one_with_few() -> None:
     """RMIA has half of the test rows."""
     some = attack(after=1.0), attack(after=1.0, name="rmia", n=40)
