@@ -68,6 +68,7 @@ def _task_for(session: Session, store: ArtifactStore, job: Job) -> Task:
         seed=model.training.get("seed", 0) if seed is None else seed,
         base=replace(base_version(version), factors_age=edits_since_fit(session, version)) if version else None,
         changes=changes,
+        vote_rule=dataset.vote_rule,
         options=options,
         upload_id=(job.request.get("weights") or {}).get("upload"),
         compared=compared,
@@ -140,13 +141,14 @@ def changes_between(before: Snapshot, after: Snapshot, kept: list[int], new: Seq
     """
     k = before.concepts.shape[1]
     _, old, shared = np.intersect1d(before.sample_ids, after.sample_ids, assume_unique=True, return_indices=True)
-    rows, columns = np.nonzero(before.concepts[old][:, kept] != after.concepts[shared, : len(kept)])
+    own_before, own_after = before.own_labels, after.own_labels  # votes, where classes vote: labels follow from them
+    rows, columns = np.nonzero(own_before[old][:, kept] != own_after[shared, : len(kept)])
     added = np.setdiff1d(np.arange(len(after)), shared)
     labels = np.full((len(added), k + len(new)), UNKNOWN, np.int8)
-    labels[:, [*kept, *range(k, k + len(new))]] = after.concepts[added]
+    labels[:, [*kept, *range(k, k + len(new))]] = own_after[added]
     return SnapshotChanges(
         fixes=tuple(
-            (int(after.sample_ids[shared[row]]), kept[column], int(after.concepts[shared[row], column]))
+            (int(after.sample_ids[shared[row]]), kept[column], int(own_after[shared[row], column]))
             for row, column in zip(rows, columns, strict=True)
         ),
         dropped=tuple(sorted(set(range(k)) - set(kept))),

@@ -49,6 +49,7 @@ class Task:
     options: Json = field(default_factory=dict)
     upload_id: str | None = None
     compared: Json | None = None
+    vote_rule: Json | None = None
 
     def to_json(self) -> Json:
         """Nested dictionaries and lists."""

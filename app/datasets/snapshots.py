@@ -203,6 +203,13 @@ class Snapshot:
         """Positions (not ids) of the rows of a split, ascending."""
         return np.flatnonzero(self.splits == SPLITS.index(split))
 
+    @property
+    def own_labels(self) -> NDArray[np.int8]:
+        """What each row says of itself, ``(n, k)``: its votes, and the labels on which nobody votes."""
+        if self.votes is None:
+            return self.concepts
+        return np.concatenate([self.votes, self.concepts[:, self.votes.shape[1] :]], axis=1)
+
     def to_bytes(self) -> bytes:
         """The snapshot as safetensors; equal snapshots have equal bytes."""
         # One metadata entry only: the order of several is not fixed by the format.

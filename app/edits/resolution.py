@@ -7,7 +7,7 @@ against the version it is bound to, which decides. Edits in between may have cha
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import numpy as np
@@ -15,6 +15,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.artifacts import ArtifactStore
+from app.datasets.elections import flips
 from app.datasets.repository import among
 from app.datasets.snapshots import SPLITS, UNKNOWN, AddedSample, Snapshot, SnapshotChanges
 from app.edits.findings import Code, Finding, Findings
@@ -107,11 +108,16 @@ def examine(
     if not findings.all and not (dropped or removed or fixes or added or new):
         findings.add(Code.CHANGES_NOTHING)
     rows = [] if staged_for is None or findings.all else _staged(session, staged_for, added, concepts, version.classes)
+    changes = SnapshotChanges(tuple(fixes), tuple(sorted(dropped)), tuple(sorted(removed)), tuple(rows), new)
+    arriving = [] if findings.all else _unstaged(names.snapshot, added, concepts, version.classes)
     return Resolution(
-        SnapshotChanges(tuple(fixes), tuple(sorted(dropped)), tuple(sorted(removed)), tuple(rows), new),
+        changes,
         {
             "labels_changed": len(fixes),
             "labels_unchanged": unchanged,
+            "labels_changed_by_vote": _changed_by_vote(
+                names.snapshot, replace(changes, added=tuple(arriving)), findings
+            ),
             "concepts_dropped": len(dropped),
             "concepts_added": len(new),
             "labels_added": sum(
@@ -163,7 +169,8 @@ def _removed(request: EditRequest, names: Names, findings: Findings) -> set[int]
 def _fixes(
     request: EditRequest, concepts: Sequence[str], names: Names, findings: Findings
 ) -> tuple[list[tuple[int, int, int]], int]:
-    """The fixes that change a label, and the number of those that do not."""
+    """The fixes that change what a row says of itself, its label or its vote, and the number of those that do not."""
+    own = names.snapshot.own_labels
     columns = {name: column for column, name in enumerate(concepts)}
     wanted: dict[tuple[int, int], int] = {}
     for index, operation in request.named(FixConceptLabels):
@@ -178,11 +185,10 @@ def _fixes(
             value = UNKNOWN if label.value is None else label.value
             if wanted.setdefault((sample_id, column), value) != value:
                 findings.add(Code.CONTRADICTORY_FIX, *place, "value")
-    labels = names.snapshot.concepts
     changed = [
         (sample_id, column, value)
         for (sample_id, column), value in wanted.items()
-        if labels[names.positions[sample_id], column] != value
+        if own[names.positions[sample_id], column] != value
     ]
     return changed, len(wanted) - len(changed)
 
@@ -229,6 +235,28 @@ def _check_keys_and_uploads(
         used.add(sample.upload)
 
 
+def _unstaged(
+    snapshot: Snapshot, added: Sequence[NewSample], concepts: Sequence[str], classes: Sequence[str]
+) -> list[AddedSample]:
+    """The rows to be, under ids that are nobody's."""
+    first = int(snapshot.sample_ids[-1]) + 1 if len(snapshot) else 1
+    return [
+        AddedSample(number, SPLITS.index(sample.split), classes.index(sample.class_), _values(sample, concepts))
+        for number, sample in enumerate(added, first)
+    ]
+
+
+def _values(sample: NewSample, concepts: Sequence[str]) -> tuple[int, ...]:
+    return tuple(UNKNOWN if (label := sample.concepts.get(name)) is None else label for name in concepts)
+
+
+def _changed_by_vote(snapshot: Snapshot, changes: SnapshotChanges, findings: Findings) -> int:
+    """Labels that become others because a class's vote has another outcome, in rows that stay."""
+    if snapshot.votes is None or findings.all:
+        return 0
+    return sum(flip.rows for flip in flips(snapshot, changes))
+
+
 def _staged(
     session: Session, job_id: UUID, added: Sequence[NewSample], concepts: Sequence[str], classes: Sequence[str]
 ) -> list[AddedSample]:
@@ -243,7 +271,7 @@ def _staged(
             sample_id,
             SPLITS.index(split),
             classes.index(sample.class_),
-            tuple(UNKNOWN if (label := sample.concepts.get(name)) is None else label for name in concepts),
+            _values(sample, concepts),
         )
         for (sample_id, split), sample in zip(rows, added, strict=True)
     ]

@@ -19,6 +19,7 @@ from worker.computing.frame import Frame
 from worker.computing.measuring import Measured, audited, edited_groups, edited_rows, membership
 from worker.computing.references import trained_references
 from worker.computing.training import train_both
+from worker.computing.voting import votes_report
 from worker.computing.workbench import Workbench
 from worker.curvature.factors import Factors
 from worker.editing.bench import Settings
@@ -94,7 +95,8 @@ def computed(bench: Workbench, *, shows_refused: bool = False) -> Edited:
         raise RuntimeError("an edit needs a base version and changes")
     bench.progress("loading", 0, 1)
     changes = SnapshotChanges.from_json(task.changes)
-    frame = Frame(bench, task.base.concepts, bench.snapshot(task.base.snapshot_digest), changes)
+    snapshot = bench.snapshot(task.base.snapshot_digest)
+    frame = Frame(bench, task.base.concepts, snapshot, changes)
     model, label_predictor = bench.model(task.base)
     chosen = factors_for(bench, model, frame.base_train)
     loaded = time.perf_counter()
@@ -150,6 +152,7 @@ def computed(bench: Workbench, *, shows_refused: bool = False) -> Edited:
         "method": method,
         "device": bench.device,
         "operations": operation_counts(changes),
+        "votes": votes_report(task, snapshot, changes),
         "classes_without_rows": classes_without_rows(frame.train.after.classes, task.base.classes),
         "metrics": {
             "before": before.test_metrics(task.base.concepts),

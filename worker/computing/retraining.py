@@ -88,7 +88,7 @@ def _comparison(bench: Workbench, retrained: list[Predictors], measured: list[di
     changes = SnapshotChanges.from_json(compared["changes"])
     # Rows may have been erased since; what cannot be looked at any more is left out of the comparison.
     erased = {i for i in changes.removed if not bench.store.image_path(bench.task.dataset_id, i).exists()}
-    snapshot = bench.snapshot(base.snapshot_digest).apply(SnapshotChanges(removed=tuple(sorted(erased))))
+    snapshot = bench.snapshot(base.snapshot_digest).without(sorted(erased))
     changes = replace(changes, removed=tuple(sorted(set(changes.removed) - erased)))
     frame = Frame(bench, base.concepts, snapshot, changes)
     evidence = _evidence_of(compared["report"])

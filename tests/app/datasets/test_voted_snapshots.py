@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
+from app.datasets.elections import Flip, fallen_below, flips
 from app.datasets.snapshots import (
     UNKNOWN,
     AddedSample,
@@ -164,16 +165,61 @@ def test_votes_that_do_not_fit_are_refused(votes: np.ndarray[Any, Any]) -> None:
     plain = (snapshot.sample_ids, snapshot.splits, snapshot.classes, snapshot.concepts)
     with pytest.raises(InvalidSnapshot):
         Snapshot(*plain, votes)
-    arrays = dict(zip(("sample_ids", "splits", "classes", "concepts", "votes"), (*plain, votes), strict=True))
+    arrays: dict[str, Any] = dict(
+        zip(("sample_ids", "splits", "classes", "concepts", "votes"), (*plain, votes), strict=True)
+    )
     with pytest.raises(InvalidSnapshot):
         Snapshot.from_bytes(save(arrays, metadata={"format": "modelmend.snapshot.2"}))
 
 
 def test_the_formats_are_told_apart() -> None:
     snapshot = registered(CLOSE, 1)
-    arrays = {name: getattr(snapshot, name) for name in ("sample_ids", "splits", "classes", "concepts", "votes")}
+    names = ("sample_ids", "splits", "classes", "concepts", "votes")
+    arrays: dict[str, Any] = {name: getattr(snapshot, name) for name in names}
     with pytest.raises(InvalidSnapshot):
         Snapshot.from_bytes(save(arrays, metadata={"format": "modelmend.snapshot.1"}))
     arrays.pop("votes")
     with pytest.raises(InvalidSnapshot):
         Snapshot.from_bytes(save(arrays, metadata={"format": "modelmend.snapshot.2"}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (SnapshotChanges(fixes=((1, 0, 0),)), [Flip(0, 0, 0, 4)]),
+        (SnapshotChanges(removed=(1, 2)), [Flip(0, 0, 0, 2)]),
+        (SnapshotChanges(removed=(1, 2, 3, 4)), []),  # nobody is left whose label could change
+        (SnapshotChanges(removed=(1,)), []),
+        (
+            SnapshotChanges(fixes=((1, 0, 0),), added=(AddedSample(9, 0, 1, (1,)),)),
+            [Flip(0, 0, 0, 4), Flip(1, 0, 1, 2)],
+        ),
+    ],
+)
+def test_races_that_turn(changes: SnapshotChanges, expected: list[Flip]) -> None:
+    assert flips(registered(CLOSE, 1), changes) == expected
+
+
+@given(edits())
+def test_races_that_turn_are_the_labels_that_differ(case: tuple[dict[int, Row], int, SnapshotChanges]) -> None:
+    rows, v, changes = case
+    before = registered(rows, v)
+    after = before.apply(changes)
+    kept = [column for column in range(v) if column not in changes.dropped]
+    stay = [i for i in rows if i not in changes.removed]
+    labels = [dict(zip(of.sample_ids.tolist(), of.concepts.tolist(), strict=True)) for of in (before, after)]
+    differing = [
+        (rows[i][1], j) for i in stay for column, j in enumerate(kept) if labels[0][i][j] != labels[1][i][column]
+    ]
+    found = flips(before, changes)
+    assert sum(flip.rows for flip in found) == len(differing)
+    assert {(flip.class_index, flip.concept) for flip in found} == set(differing)
+
+
+def test_concepts_that_too_few_classes_have_now() -> None:
+    before = registered({1: (0, 0, (1, 1, 0)), 2: (0, 1, (1, 1, 1)), 3: (0, 2, (0, 1, 0))}, 3)
+    after = before.apply(SnapshotChanges(fixes=((2, 1, 0), (2, 2, 0)), dropped=(0,)))
+    assert fallen_below(before, after, [1, 2], 3) == [1]
+    assert fallen_below(before, after, [1, 2], 2) == []  # two classes still have it
+    assert fallen_below(before, after, [1, 2], 1) == [2]
+    assert fallen_below(before, before, [0, 1, 2], 3) == []  # below before, too

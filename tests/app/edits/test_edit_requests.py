@@ -94,6 +94,7 @@ def test_validate_only_counts_and_writes_nothing(ready: Service) -> None:
         "counts": {
             "labels_changed": 1,
             "labels_unchanged": 0,
+            "labels_changed_by_vote": 0,
             "concepts_dropped": 1,
             "concepts_added": 0,
             "labels_added": 0,
