@@ -86,12 +86,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "device": torch.cuda.get_device_name() if options.device.startswith("cuda") else options.device,
         "parts": {},
     }
-    shop = Workshop(data, recipe, amount, lambda line: console.print(line, style="dim", markup=False, highlight=False))
+    columns = (TextColumn("training, epochs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    epochs = bars.add_task("")
+    shop = Workshop(
+        data,
+        recipe,
+        amount,
+        say=lambda line: console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True),
+        progress=lambda done, total: bars.update(epochs, completed=done, total=total),
+    )
     for name, part in PARTS.items():
         if name not in options.parts:
             continue
         console.print(f"{name} …", style="bold")
-        result["parts"][name] = part(shop, protocol)
+        with bars:
+            result["parts"][name] = part(shop, protocol)
         print(f"\n{name}: {data.title}, {len(data.train):,} training rows, {result['device']}")
         print("\n".join(LINES[name](result["parts"][name])), flush=True)
         if options.json:
@@ -110,7 +120,7 @@ def loaded(plan: ImportPlan, image_size: int, options: argparse.Namespace, conso
         console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
     console.print(f"images of {image_size} pixels take {size:.2f} GiB on {options.device}")
     columns = (TextColumn("decoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=None)
         return load(
             plan,

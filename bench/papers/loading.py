@@ -71,8 +71,8 @@ def load(
 
     def rows(split: str) -> LabelledImages:
         nonlocal done
-        images = torch.empty(len(chosen[split]), 3, image_size, image_size, device=device)
-        images = images.to(memory_format=torch.channels_last)
+        shape = len(chosen[split]), 3, image_size, image_size
+        images = torch.empty(shape, device=device, memory_format=torch.channels_last)
         filled = 0
         for pixels in _decoded(plan, [plan.rows[i] for i in chosen[split]], image_size):
             images[filled : filled + len(pixels)] = normalised(pixels.to(device))

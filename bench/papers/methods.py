@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -20,6 +21,10 @@ METHODS = ("retrain", "cbm_if", "closed_form", "ours")
 
 FACTOR_FITTING = {"retrain": "none", "cbm_if": "none", "closed_form": "inside", "ours": "outside"}
 """Whether the seconds of a method hold the fit of its factors."""
+
+
+REMEMBERED = 64
+"""Models, the least recently used forgotten first: more than lie between two uses of one, and 3 GiB of ResNet-18."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +53,20 @@ class Workshop:
 
     Attributes:
         say: takes a line about every training and edit.
+        progress: called with (epochs done, epochs) of a training.
     """
 
-    def __init__(self, data: PaperData, recipe: Recipe, options: Options, say: Callable[[str], None]) -> None:
-        self.data, self.recipe, self.options, self.say = data, recipe, options, say
-        self._models: dict[tuple[str, int], tuple[Settled, float]] = {}
+    def __init__(
+        self,
+        data: PaperData,
+        recipe: Recipe,
+        options: Options,
+        say: Callable[[str], None],
+        progress: Callable[[int, int], None],
+    ) -> None:
+        self.data, self.recipe, self.options = data, recipe, options
+        self.say, self.progress = say, progress
+        self._models: OrderedDict[tuple[str, int], tuple[Settled, float]] = OrderedDict()
         self._factors: tuple[tuple[str, int], Factors, float] | None = None
         self._warm: set[str] = set()
 
@@ -61,8 +75,11 @@ class Workshop:
         key = state.name, seed
         if key not in self._models:
             calibration = in_columns(self.data.calibration, state.columns)
-            self._models[key] = self.recipe.trained(state.training, calibration, seed, lambda done, total: None)
+            self._models[key] = self.recipe.trained(state.training, calibration, seed, self.progress)
             self.say(f"trained on {state.name!r} with seed {seed} in {self._models[key][1]:.1f} s")
+            if len(self._models) > REMEMBERED:
+                self._models.popitem(last=False)
+        self._models.move_to_end(key)
         return self._models[key]
 
     def factors(self, state: State, seed: int) -> tuple[Factors, float]:

@@ -93,8 +93,8 @@ def derm7pt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ]
     cases[1] = {**cases[1], "pigmentation": ""}
     everyone = range(len(cases))
-    places = {"train": [n for n in everyone if n % 9 < 5], "valid": [n for n in everyone if n % 9 in (5, 6)]}
-    places["test"] = [n for n in everyone if n % 9 > 6]
+    places = {"train": [n for n in everyone if n % 10 < 6], "valid": [n for n in everyone if n % 10 in (6, 7)]}
+    places["test"] = [n for n in everyone if n % 10 > 7]
     root = derm7pt_tree(folder, cases, places)
     painted(root / "images", {f"NEL/nel{n + 1:03d}.jpg": int(n % 3 == 0) for n in everyone}, 2)
     return folder
