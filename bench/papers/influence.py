@@ -34,10 +34,10 @@ def influence(shop: Workshop) -> Record:
     rises = {method: _rises(shop, draws, method) for method in (RANKED_BY, "retrain")}
     overall = {method: rise[:, 0] for method, rise in rises.items()}
     order = _ranked(overall[RANKED_BY])
-    agreed = agreement(overall[RANKED_BY], overall["retrain"], INFLUENTIAL)
+    agreed = agreement_of(overall[RANKED_BY], overall["retrain"])
     points: list[Record] = []
     for side, ranked in (("most", order), ("least", order[::-1])):
-        for count in range(1, agreed.size + 1):
+        for count in range(1, max(1, min(INFLUENTIAL, len(names) // 2)) + 1):
             edit = Edit(CONCEPT, draws.all, draws.without_concepts(ranked[:count]))
             for method in _edits_of(shop):
                 outcome = shop.by(method, edit, SEED)
@@ -55,6 +55,14 @@ def influence(shop: Workshop) -> Record:
         "classes": [_class(shop, rises, c) for c in _shown(shop)],
         "points": points,
     }
+
+
+def agreement_of(estimate: Tensor, truth: Tensor) -> Agreement:
+    """Over the concepts without which both have a model; ``[k]`` each, NaN where there is none."""
+    known = estimate.isfinite() & truth.isfinite()
+    if int(known.sum()) < 2:
+        return Agreement(0, 0, 0, None)
+    return agreement(estimate[known], truth[known], INFLUENTIAL)
 
 
 def _edits_of(shop: Workshop) -> Sequence[str]:
@@ -126,7 +134,7 @@ def lines(result: Record) -> list[str]:
     found = [
         f"of the {agreed.size} most influential concepts by {result['ranked_by']}, retraining finds {agreed.top}; of "
         f"the {agreed.size} least, {agreed.bottom}; rank correlation {rank}",
-        "most influential: " + ", ".join(concept["name"] for concept in result["concepts"][: agreed.size]),
+        "most influential: " + ", ".join(concept["name"] for concept in result["concepts"][:INFLUENTIAL]),
         f"label F1 before: {result['before']['label_f1']:.4f}",
     ]
     for side, method in dict.fromkeys((point["side"], point["method"]) for point in result["points"]):
