@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
 import torch
@@ -24,16 +24,16 @@ from worker.editing.step import Curvature
 from worker.insight.changes import Predictions, changes
 from worker.insight.importance import LabelledConcepts, agreement, drop_effects
 from worker.insight.labels import UNKNOWN, flip_effects, label_influences, mean_loss_gradient, slopes
-from worker.insight.suspects import label_losses, leverages, self_influences
+from worker.insight.suspects import falling_ranks, label_losses, leverages, self_influences, suspicion
 from worker.tasks import Json, Result, TaskFailure
 
 CURVATURE_ROWS = 4096
 """At most. A label of a row that the curvature does not know seems to have several times its influence."""
 ITERATIONS = 16
 INFLUENCE_DAMPING = 10.0
-"""In mean eigenvalues of the factors. With an edit's damping, a thousandth of it, the solve has not converged after 200
-iterations, and what it says of single labels is mostly where it stopped. With this one 16 iterations tell the order
-(rank correlation 0.96 with 40), and of planted wrong labels more are found among the harmful (docs/insights.md)."""
+"""In mean eigenvalues of the factors. With an edit's damping, up to a thousand times less, the solve has not converged
+after 200 iterations, and what it says of single labels is mostly where it stopped. With this one 16 iterations tell the
+order, and of planted wrong labels more are found among the harmful (docs/insights.md)."""
 CONCEPTS_PER_CLASS = 10
 
 
@@ -87,6 +87,11 @@ class View:
         if self.base.factors_digest:
             return self.bench.factors(self.base.factors_digest)
         return fit_on(self.bench, self.model, self.train, self.bench.task.seed)
+
+    @cached_property
+    def along_held_out(self) -> Along:
+        """For the mean concept loss of the calibration split."""
+        return along_descent(self, self.calibration)
 
     @property
     def weight_decay(self) -> float:
@@ -157,7 +162,56 @@ def concept_importance(view: View) -> Json:
 def influential_labels(view: View) -> Json:
     """The training labels that lower and raise the loss of the calibration split, or of the sample asked about."""
     sample_id = view.bench.task.options.get("sample_id")
-    target = view.calibration if sample_id is None else view.row(sample_id)
+    along = view.along_held_out if sample_id is None else along_descent(view, view.row(sample_id))
+    influences = label_influences(along.logits, along.slopes, view.train.concepts)
+    shown = {"influence": influences, "if_flipped": flip_effects(along.slopes, view.train.concepts)}
+    return {
+        "target": {"sample_id": sample_id, "rows": along.target_rows},
+        "train_rows": len(view.train),
+        "solve": along.solve,
+        "helpful": _labels(view, along.logits, -influences, shown),
+        "harmful": _labels(view, along.logits, influences, shown),
+    }
+
+
+def suspected_labels(view: View) -> Json:
+    """The training labels most likely wrong, beside where their plain loss ranks them."""
+    factors, damping = view.factors, view.damping
+    along, concepts = view.along_held_out, view.train.concepts
+    with torch.no_grad():
+        features = predict_logits(view.model.backbone, view.train.images)
+    effects = flip_effects(along.slopes, concepts)
+    self_influence = self_influences(along.logits, concepts, leverages(factors.layers[HEAD], features, damping))
+    losses = label_losses(along.logits, concepts)
+    scores = suspicion(self_influence, -effects, concepts)
+    shown = {
+        "suspicion": scores,
+        "self_influence": self_influence,
+        "if_flipped": effects,
+        "loss": losses,
+        "loss_rank": falling_ranks(losses),
+    }
+    return {
+        "layer": HEAD,
+        "damping": damping,
+        "solve": along.solve,
+        "labels_known": int((concepts != UNKNOWN).sum()),
+        "labels": _labels(view, along.logits, scores, shown),
+    }
+
+
+@dataclass(frozen=True)
+class Along:
+    """Training rows' logits, and their slopes along ``s = (F + dI)⁻¹ ∇target``, both ``[n, k]``."""
+
+    logits: Tensor
+    slopes: Tensor
+    target_rows: int
+    solve: Json
+
+
+def along_descent(view: View, target: LabelledImages) -> Along:
+    """One solve for the mean concept loss of the target rows, and one forward-mode pass over the training rows."""
     everyone = torch.arange(len(view.train), device=view.train.images.device)
     rows = view.train.take(chosen(everyone, CURVATURE_ROWS, view.bench.task.seed))
     weights = torch.ones(len(rows), device=rows.images.device)
@@ -175,41 +229,14 @@ def influential_labels(view: View) -> Json:
         solution.vector,
         progress=lambda done, total: view.bench.progress("labels", done, total),
     )
-    influences = label_influences(logits, along, view.train.concepts)
-    shown = {"influence": influences, "if_flipped": flip_effects(along, view.train.concepts)}
-    return {
-        "target": {"sample_id": sample_id, "rows": len(target)},
-        "train_rows": len(view.train),
-        "solve": {
-            "iterations": solution.iterations,
-            "relative_residual": solution.relative_residual,
-            "stop": str(solution.stop),
-            "damping": damping,
-            "curvature_rows": len(rows),
-        },
-        "helpful": _labels(view, logits, -influences, shown),
-        "harmful": _labels(view, logits, influences, shown),
-    }
-
-
-def suspected_labels(view: View) -> Json:
-    """The training labels of highest self-influence, beside where their plain loss ranks them."""
-    factors, damping = view.factors, view.damping
-    view.bench.progress("labels", 0, len(view.train))
-    features = predict_logits(view.model.backbone, view.train.images)
-    with torch.no_grad():
-        logits = view.model.head(features)
-    scores = self_influences(logits, view.train.concepts, leverages(factors.layers[HEAD], features, damping))
-    losses = label_losses(logits, view.train.concepts)
-    ranks = torch.empty_like(losses, dtype=torch.long).flatten()
-    ranks[losses.flatten().argsort(descending=True, stable=True)] = torch.arange(1, ranks.numel() + 1).to(ranks)
-    shown = {"self_influence": scores, "loss": losses, "loss_rank": ranks.view_as(losses)}
-    return {
-        "layer": HEAD,
+    told: Json = {
+        "iterations": solution.iterations,
+        "relative_residual": solution.relative_residual,
+        "stop": str(solution.stop),
         "damping": damping,
-        "labels_known": int((view.train.concepts != UNKNOWN).sum()),
-        "labels": _labels(view, logits, scores, shown),
+        "curvature_rows": len(rows),
     }
+    return Along(logits, along, len(target), told)
 
 
 def changed_predictions(view: View) -> Json:

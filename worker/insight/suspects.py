@@ -1,10 +1,14 @@
-"""Labels that are likely wrong: those that the model could only have learned one by one.
+"""Labels that are likely wrong: learned one by one if at all, while held-out rows speak against them.
 
 A label's *self-influence* ``∇ℓᵀ (F + dI)⁻¹ ∇ℓ`` is how much its loss would rise, times ``n``, had it not been there.
 It is ``(p − c)²`` times the *leverage* ``Jᵀ (F + dI)⁻¹ J`` of its logit: a wrong label that the model has learned by
 heart shows no large residual, but a large leverage. Both are taken in the last layer, under EK-FAC. There the per-label
 gradients ``e_j ⊗ φ_i`` factor, so that all leverages are one matrix product. Over all layers they cost ``k`` backward
 passes per row and found no more of the planted labels: within a hundredth of the same precision, on a dozen nets.
+
+Where much is learned by heart, residual and leverage fade alike. The *gain*, by how much the held-out loss would fall
+were the label the other one (:func:`worker.insight.labels.flip_effects`), does not fade with the residual. Alone it
+judges poorly where little is wrong. :func:`suspicion` joins the two.
 """
 
 from __future__ import annotations
@@ -16,6 +20,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from worker.curvature.blocks import LayerFactor
 
 UNKNOWN = -1
+GAIN_WEIGHT = 0.2
+"""Of the gain's rank against that of self-influence. Of 10 % planted labels it finds 3 points more where a net fitted
+well and 8 to 10 more where it had learned them by heart; of one in 200 it misses one in 48 (measured on digits)."""
 
 
 def leverages(head: LayerFactor, features: Tensor, damping: float) -> Tensor:
@@ -45,8 +52,30 @@ def self_influences(logits: Tensor, concepts: Tensor, leverage: Tensor) -> Tenso
     return torch.where(concepts == UNKNOWN, 0.0, residuals.square() * leverage.to(logits.dtype))
 
 
+def suspicion(self_influence: Tensor, gain: Tensor, concepts: Tensor, gain_weight: float = GAIN_WEIGHT) -> Tensor:
+    """``1 / (rank_s · rank_g ^ weight)``, ``[n, k]``: 1 for a label that is first in both; 0 for unknown labels.
+
+    Ranks, because the two have no common unit.
+
+    Args:
+        self_influence: ``[n, k]``.
+        gain: fall of the held-out loss if the label were the other one, ``[n, k]``.
+        concepts: the labels.
+    """
+    order = falling_ranks(self_influence).double() * falling_ranks(gain).double() ** gain_weight
+    return torch.where(concepts == UNKNOWN, 0.0, 1 / order)
+
+
+def falling_ranks(scores: Tensor) -> Tensor:
+    """1 for the highest score, and so on; the shape of ``scores``, equal scores in their order."""
+    order = scores.flatten().argsort(descending=True, stable=True)
+    ranks = torch.empty_like(order)
+    ranks[order] = torch.arange(1, len(order) + 1, device=order.device)
+    return ranks.view(scores.shape)
+
+
 def label_losses(logits: Tensor, concepts: Tensor) -> Tensor:
-    """The loss of every label, ``[n, k]``, the ranking that self-influence has to beat; 0 for unknown labels."""
+    """The loss of every label, ``[n, k]``, the ranking that both have to beat; 0 for unknown labels."""
     targets = concepts.clamp_min(0).to(logits.dtype)
     losses = binary_cross_entropy_with_logits(logits, targets, reduction="none")
     return torch.where(concepts == UNKNOWN, 0.0, losses)

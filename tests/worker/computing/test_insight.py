@@ -71,8 +71,9 @@ def test_concepts_are_ranked_by_real_refits(world: World, found: dict[str, Any])
 def test_wrong_labels_are_suspected(world: World, found: dict[str, Any]) -> None:
     """Of 480 labels about 8 % are wrong; the images are noisy, so that not every wrong label can be told."""
     suspected, planted = found["suspected_labels"]["labels"], wrong(world)
-    scores = [label["self_influence"] for label in suspected]
+    scores = [label["suspicion"] for label in suspected]
     assert scores == sorted(scores, reverse=True)
+    assert found["suspected_labels"]["solve"] == found["influential_labels"]["solve"], "one solve serves both"
     assert len(suspected) == 200
     first = suspected[: len(planted)]
     hits = sum((label["sample_id"], label["concept"]) in planted for label in first)
