@@ -35,9 +35,10 @@ from app.edits.bodies import EditCheck, JobBody
 from app.ledger.entries import LedgerEntryBody
 from app.registry.schemas import AliasBody, ModelBody, VersionBody
 from app.tables import Job as JobRow
+from app.tables import Model as ModelRow
 from app.uploads.schemas import UploadBody
 from tests.app.service import Service
-from tests.builders import build_key, build_ready_model
+from tests.builders import build_key, build_ready_model, build_version
 
 MODEL = "digits-model"
 
@@ -163,6 +164,30 @@ def test_factors_and_retrainings(client: Client) -> None:
     assert retraining.request == {"version": 1, "seed": 3, "repeats": 2}
     assert [job.kind for job in client.jobs(MODEL, state="queued")] == ["retrain", "fit_factors"]
     assert [job.id for job in client.jobs(MODEL, kind="retrain")] == [retraining.id]
+
+
+def test_edits_are_previewed(client: Client, service: Service) -> None:
+    preview = client.preview(MODEL, [remove_samples(["img-1"])], base_version=1, options={"evidence": "none"})
+    assert (preview.kind, preview.state, preview.request["options"]["evidence"]) == ("preview", "queued", "none")
+    assert preview.path == f"/models/{MODEL}/previews/{preview.id}"
+    assert list(client.previews(MODEL)) == [preview]
+    assert list(client.previews(MODEL, state="running")) == list(client.edits(MODEL)) == []
+    start(service, preview)
+    end(service, preview)
+    assert client.wait(preview).state == "succeeded"
+    assert client.cancel(client.preview(MODEL, [remove_samples(["img-1"])])).state == "cancelled"
+
+
+def test_older_versions_are_restored(client: Client, service: Service) -> None:
+    with pytest.raises(ProblemError) as refusal:
+        client.restore(MODEL, 1)
+    assert (refusal.value.status, refusal.value.code) == (409, "version_is_newest")
+    with service.sessions.begin() as session:
+        build_version(session, service.store, session.get_one(ModelRow, MODEL))
+    job = client.restore(MODEL, 1, reason="undo", idempotency_key="undo-june")
+    assert (job.kind, job.request["version"], job.request["reason"]) == ("restore", 1, "undo")
+    assert client.restore(MODEL, 1, reason="undo", idempotency_key="undo-june").id == job.id
+    assert client.job(MODEL, str(job.id)) == job
 
 
 def test_an_intention_of_ones_own_is_carried_out_once(client: Client) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
 from uuid import UUID
 
 import numpy as np
@@ -11,7 +13,7 @@ from sqlalchemy import select
 from app.datasets.snapshots import AddedSample, NewConcept, Snapshot, SnapshotChanges
 from app.edits import line, outcomes
 from app.edits.kinds import JobKind
-from app.tables import Dataset, Job, Model, Sample
+from app.tables import Dataset, Job, Model, Sample, Version
 from tests.worker.workshop import CONCEPTS, Workshop
 from worker.claim import Claim, claim_next
 from worker.resolution import changes_between, task_for
@@ -42,8 +44,10 @@ def resolve(workshop: Workshop, kind: JobKind, request: Json) -> tuple[Claim, Ta
         return held, task_for(session, workshop.store, held.job)
 
 
-def publish(workshop: Workshop, held: Claim, snapshot: str, concepts: list[str]) -> None:
-    new = outcomes.NewVersion(concepts, snapshot, "1" * 64, "2" * 64, "this", {"concept_f1": 1.0}, "0")
+def publish(
+    workshop: Workshop, held: Claim, snapshot: str, concepts: list[str], factors_version: int | Literal["this"] = "this"
+) -> None:
+    new = outcomes.NewVersion(concepts, snapshot, "1" * 64, "2" * 64, factors_version, {"concept_f1": 1.0}, "0")
     with workshop.sessions.begin() as session:
         assert outcomes.publish(session, held.job_id, held.attempt, new=new, report={"steps": 3})
 
@@ -96,6 +100,44 @@ def test_factors_and_retrainings_work_on_the_version_that_is_named(workshop: Wor
     assert task.base is not None
     assert (task.base.factors_digest, task.base.factors_version, task.seed) == ("f" * 64, 1, 11)
     assert task.compared is None, "no edit made version 1"
+
+
+def test_a_preview_is_resolved_like_its_edit(workshop: Workshop) -> None:
+    workshop.add_model("digits")
+    request: Json = {"operations": [{"op": "remove_samples", "samples": ["b"]}], "options": {"seed": 3}}
+    held, preview = resolve(workshop, JobKind.PREVIEW, request)
+    with workshop.sessions.begin() as session:
+        assert outcomes.finish_without_version(session, workshop.store, held.job_id, held.attempt, report={})
+    _, edit = resolve(workshop, JobKind.EDIT, request)
+    assert (preview.kind, edit.kind) == ("preview", "edit")
+    assert replace(preview, kind="edit") == edit
+
+
+def test_a_restoration_has_the_older_version_for_its_base(workshop: Workshop) -> None:
+    """And an edit of its result knows how old the factors are."""
+    workshop.add_model("digits")
+    operations = [{"op": "remove_samples", "samples": ["b"]}]
+    held, edit = resolve(workshop, JobKind.EDIT, {"operations": operations})
+    assert edit.changes
+    after = Snapshot.load(workshop.store.fetch(edit.snapshot_digest)).apply(SnapshotChanges.from_json(edit.changes))
+    publish(workshop, held, workshop.store.put(after.to_bytes()), CONCEPTS, factors_version=1)
+    held, task = resolve(workshop, JobKind.RESTORE, {"version": 1, "base_version": 2, "reason": None})
+    assert (task.kind, task.changes) == ("restore", None)
+    assert task.base is not None
+    assert (task.base.number, task.base.factors_age) == (1, 0)
+    publish(workshop, held, task.base.snapshot_digest, CONCEPTS, factors_version=1)
+    with workshop.sessions() as session:
+        assert session.get_one(Version, ("digits", 3)).parent == 1
+    held, task = resolve(workshop, JobKind.RESTORE, {"version": 2, "base_version": None, "reason": None})
+    assert task.base is not None
+    assert (task.base.number, task.base.factors_age) == (2, 1)
+
+
+def test_a_restoration_that_was_overtaken_is_an_expected_failure(workshop: Workshop) -> None:
+    workshop.add_model("digits")
+    with pytest.raises(TaskFailure) as failure:
+        resolve(workshop, JobKind.RESTORE, {"version": 1, "base_version": 3, "reason": None})
+    assert failure.value.code == "base_version_changed"
 
 
 def test_a_retraining_of_an_edits_version_knows_what_the_edit_did(workshop: Workshop) -> None:
