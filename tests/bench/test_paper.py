@@ -120,12 +120,12 @@ def test_concepts_are_ranked_and_really_dropped(run: Run) -> None:
     assert rises == sorted(rises, reverse=True)
     assert len({concept["rise_retrain"] for concept in concepts}) > 1, "each without another concept"
     agreed = found["agreement"]
-    assert agreed["size"] == min(10, run.result["concepts"] // 2)
-    assert 0 <= agreed["top"] <= agreed["size"]
+    size = min(10, run.result["concepts"] // 2)
+    assert 0 <= agreed["top"] <= agreed["size"] <= size, "less where an edit ended without a model"
     for side in ("most", "least"):
         for method in EDITS:
             own = [p for p in found["points"] if (p["side"], p["method"]) == (side, method)]
-            assert [p["count"] for p in own] == list(range(1, agreed["size"] + 1))
+            assert [p["count"] for p in own] == list(range(1, size + 1))
     assert found["classes"]
     assert all(shown["test_rows"] and len(shown["retrain"]) for shown in found["classes"])
 
