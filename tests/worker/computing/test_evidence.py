@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from app.artifacts import LocalArtifactStore
-from app.datasets.snapshots import SnapshotChanges
-from tests.worker.computing.scene import BRIEF, TOLERANT, TRAINING, World, version
+from app.datasets.snapshots import NewConcept, SnapshotChanges
+from tests.worker.computing.scene import BRIEF, CONCEPTS, TOLERANT, TRAINING, World, version
 from tests.worker.threads import single_thread
 from worker.cbm.concept_predictor import ConceptPredictor
 from worker.cbm.training import concept_losses, predict_logits
@@ -26,7 +26,7 @@ from worker.tasks import Result
 
 def edit(world: World, changes: SnapshotChanges, **options: Any) -> Result:
     task = world.scene.task(
-        "edit", base=world.base, changes=changes.to_json(), options=TOLERANT | options, training=BRIEF
+        "edit", base=world.base, changes=changes.to_json(), options={**TOLERANT, **options}, training=BRIEF
     )
     return world.scene.run(task)
 
@@ -205,6 +205,26 @@ def test_a_comparison_has_as_much_evidence_as_its_edit(
         floor = comparison["rows"]["removed"]["closure_floor"]
         assert floor >= 0
         assert comparison["mean_abs_dp"]["floor"] > 0
+
+
+def test_concepts_that_one_side_lacks_are_not_attacked_by(world: World) -> None:
+    """One dropped, one new: models are attacked on the other three, references have the edited version's columns."""
+    snapshot = world.scene.snapshot
+    new = NewConcept("left", tuple((int(row), int(row % 2)) for row in snapshot.sample_ids))
+    changes = SnapshotChanges(removed=tuple(world.scene.ids("train")[:12]), dropped=(3,), new=(new,))
+    result = edit(world, changes, evidence="full", reference_models=2, tolerance={"concept_f1": 1.0, "label_f1": 1.0})
+    assert result.concepts == [*CONCEPTS[:3], "left"]
+    model, _ = world.predictors(result)
+    rows, test = world.rows(snapshot), world.rows(snapshot, "test")
+    members, others = (
+        concept_losses(predict_logits(model, some.images)[:, :3], some.concepts[:, :3])
+        for some in (rows.take(torch.isin(rows.sample_ids, torch.tensor(changes.removed))), test)
+    )
+    found = result.report["evidence"]["attacks"]
+    assert found["loss"]["concepts"]["after"]["auc"] == pytest.approx(
+        loss_attack_auc(members.numpy(), others.numpy()), abs=1e-3
+    )
+    assert found["rmia"].keys() == {"concepts", "label"}
 
 
 def test_references_are_not_trained_for_nothing(world: World) -> None:

@@ -107,6 +107,11 @@ def test_a_removal_is_compared_with_its_retraining(
         assert comparison["membership"][f"auc_{when}"] == pytest.approx(areas[when])
     expected = (losses["after"] - losses["before"]) / (losses["retrained"] - losses["before"])
     assert group["closure"] == pytest.approx(expected, rel=1e-4)
+    first, second = (
+        float(concept_losses(predict_logits(model, removed.images), removed.concepts).mean()) - losses["before"]
+        for model in retrained
+    )
+    assert group["closure_floor"] == pytest.approx((abs(first / second - 1) + abs(second / first - 1)) / 2, rel=1e-3)
 
 
 def test_distances_are_those_between_predictions(
@@ -142,6 +147,7 @@ def test_a_drop_is_compared_over_the_kept_concepts(world: World) -> None:
         assert group["loss_before"] == pytest.approx(result.report["edited_rows"][name]["loss_before"], rel=1e-5)
         assert group["loss_after"] == pytest.approx(result.report["edited_rows"][name]["loss_after"], rel=1e-5)
     assert comparison["mean_abs_dp"]["floor"] is None  # one repetition has no other to differ from
+    assert {group["closure_floor"] for group in comparison["rows"].values()} == {None}
 
 
 def test_erased_rows_are_left_out_of_the_comparison(own_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
