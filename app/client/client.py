@@ -79,11 +79,17 @@ class Client:
         manifest: Content,
         images: Content | Sequence[Path],
         *,
+        votes: Content | None = None,
         idempotency_key: str | None = None,
     ) -> RegisteredDataset:
-        """Register training data: a manifest (CSV or Parquet), and a zip or the image files."""
+        """Register training data: a manifest (CSV or Parquet), and a zip or the image files.
+
+        ``votes`` (Parquet) come with a definition that has a ``vote_rule``.
+        """
         pictures = [images] if isinstance(images, bytes | Path | Stream) else images
         parts = [("manifest", "manifest", manifest), *(("images", _filename(image), image) for image in pictures)]
+        if votes is not None:
+            parts.append(("votes", "votes.parquet", votes))
         answer = self._connection.create(
             "/datasets",
             parts=parts,

@@ -14,13 +14,14 @@ class Resource(BaseModel):
 
 
 class Dataset(Resource):
-    """A registered data set; ``counts`` are rows per split."""
+    """A registered data set; ``counts`` are rows per split, ``vote_rule`` is set where classes vote on labels."""
 
     id: str
     title: str
     concepts: list[str]
     classes: list[str]
     counts: dict[str, int]
+    vote_rule: dict[str, Any] | None
     snapshot_sha256: str
     created_at: datetime
 
@@ -38,6 +39,7 @@ class Sample(Resource):
     split: str
     class_: str = Field(alias="class")
     concepts: dict[str, int | None]
+    votes: dict[str, int | None] | None
     image_sha256: str
     image_bytes: int
     has_subject: bool

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 from uuid import UUID
 
+import numpy as np
 from sqlalchemy import delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -16,6 +17,7 @@ from app.datasets.intake import ImageFacts, image_batches
 from app.datasets.names import is_key, is_subject
 from app.datasets.problems import SAMPLE_EXISTS, UNKNOWN_UPLOAD
 from app.datasets.snapshots import SPLITS, UNKNOWN, AddedSample
+from app.datasets.votes import DEFINITELY, encode_votes
 from app.kit.problems import INVALID_REQUEST, Problem
 from app.tables import Dataset, Job, Upload
 
@@ -89,7 +91,7 @@ def stage_added_samples(
                     "key": f"preview/{job_id}/{number}" if provisional else item["key"],
                     "split": item["split"],
                     "class_index": row.class_index,
-                    "concepts": [None if label == UNKNOWN else label for label in row.concepts],
+                    **_said(dataset, row.concepts),
                     "subject_id": None if item["subject"] is None else subjects[item["subject"]],
                     "image_sha256": uploads[item["upload"]].sha256,
                     "image_bytes": uploads[item["upload"]].size,
@@ -101,6 +103,15 @@ def stage_added_samples(
     except IntegrityError as error:  # somebody else added one of the keys since they were looked up
         raise Problem(SAMPLE_EXISTS, "A sample with one of the keys was added just now.") from error
     return added
+
+
+def _said(dataset: Dataset, labels: Sequence[int]) -> dict[str, Any]:
+    """What is said of a row, as columns: its labels, or its votes where labels are its class's, which versions know."""
+    if dataset.vote_rule is None:
+        return {"concepts": [None if label == UNKNOWN else label for label in labels], "votes": None}
+    said = np.array(labels, np.int64)
+    votes = encode_votes(np.maximum(said, 0), np.where(said == UNKNOWN, 0, DEFINITELY))
+    return {"concepts": [None] * len(labels), "votes": votes.tobytes()}
 
 
 def _check_names(dataset: Dataset, items: Sequence[NewSample]) -> None:

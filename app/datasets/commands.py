@@ -16,7 +16,7 @@ from app.datasets.importers import ImportPlan, SourceProblem
 from app.datasets.importers.archives import zip_of
 from app.datasets.importers.derm7pt import Diagnosis
 from app.datasets.importers.layouts import Choices, Layout, read_layout
-from app.datasets.importers.writing import write_plan
+from app.datasets.importers.writing import votes_parquet, write_plan
 from app.terminal import CommandError, Data, admin_key, existing_file, running_url, settings_of
 
 datasets = typer.Typer(help="Data sets of a running service.", no_args_is_help=True)
@@ -42,6 +42,10 @@ def import_dataset(
     manifest: Annotated[Path | None, typer.Option(metavar="FILE", help="Without --layout: CSV or Parquet.")] = None,
     images: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Without --layout: a zip, or a directory of images.")
+    ] = None,
+    votes: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Without --layout: Parquet, where the definition has a vote_rule."),
     ] = None,
     dataset_id: Annotated[
         str | None, typer.Option("--id", metavar="ID", help="Id of the data set; made up if not given.")
@@ -129,7 +133,7 @@ def import_dataset(
         merged=[_listed(group) or [] for group in merge] if merge else None,
     )
     if layout is not None:
-        if source is None or definition or manifest or images:
+        if source is None or definition or manifest or images or votes:
             raise CommandError("With --layout, name the directory with --from, and no definition, manifest or images.")
         plan = _plan(layout, source, choices)
         if write is not None:
@@ -138,7 +142,8 @@ def import_dataset(
             return
         wanted, rows = plan.definition(dataset_id, title), plan.manifest()
         pictures: Path | Stream = _streamed(plan.root, [row.image for row in plan.rows])
-        _register(wanted, rows, pictures, url=url, key=key, data=data)
+        cast = None if plan.votes is None else votes_parquet(plan, plan.votes)
+        _register(wanted, rows, pictures, votes=cast, url=url, key=key, data=data)
         return
 
     if definition is None or manifest is None or images is None:
@@ -153,7 +158,8 @@ def import_dataset(
     wanted = {**wanted, **given} if isinstance(wanted, dict) else wanted
     rows_file = existing_file(manifest)
     pictures = _streamed(images, _files_below(images)) if images.is_dir() else existing_file(images)
-    _register(wanted, rows_file, pictures, url=url, key=key, data=data)
+    cast_file = None if votes is None else existing_file(votes)
+    _register(wanted, rows_file, pictures, votes=cast_file, url=url, key=key, data=data)
 
 
 def _plan(layout: Layout, source: Path, choices: Choices) -> ImportPlan:
@@ -176,13 +182,14 @@ def _register(
     manifest: bytes | Path,
     images: Path | Stream,
     *,
+    votes: bytes | Path | None,
     url: str | None,
     key: str | None,
     data: Path | None,
 ) -> None:
     settings = settings_of(data_dir=data)
     with Client(url or running_url(settings), key or admin_key(settings), timeout=_ANSWER_SECONDS) as client:
-        dataset = client.register_dataset(definition, manifest, images)
+        dataset = client.register_dataset(definition, manifest, images, votes=votes)
     counts = ", ".join(f"{count:,} {split}" for split, count in dataset.counts.items())
     typer.echo(f"Data set {dataset.id}: {counts}")
 

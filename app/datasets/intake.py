@@ -13,6 +13,7 @@ from app.datasets.images import ImageLimits, ImageRefused, check_image
 from app.datasets.manifest import Manifest
 from app.datasets.report import ManifestErrorCode, Report
 from app.datasets.schemas import FIXED_COLUMNS, DatasetDefinition
+from app.datasets.votes import Votes
 
 _IMAGE_POSITION = FIXED_COLUMNS.index("image")
 _BATCH_ROWS = 2000
@@ -29,11 +30,12 @@ class ImageFacts:
 
 @dataclass(frozen=True)
 class Submission:
-    """What a client sent to be registered."""
+    """What a client sent to be registered; ``votes`` (one row per row of the manifest) where classes vote."""
 
     definition: DatasetDefinition
     manifest: Manifest
     images: ImageSource
+    votes: Votes | None = None
 
 
 def check_images(manifest: Manifest, source: ImageSource, limits: ImageLimits, report: Report) -> dict[str, ImageFacts]:

@@ -30,7 +30,7 @@ from app.kit.problems import PAYLOAD_TOO_LARGE, Problem
 _BATCH = 4096
 _MAX_LINE = 4 << 20  # characters; 1,000 concepts and the longest names fit many times
 _PARQUET = b"PAR1"
-_THRIFT_LIMIT = 64 << 20  # bytes of a footer
+PARQUET_LIMIT = 64 << 20  # bytes of a footer
 _BAD = 2
 _TEXT_CODES = {"0": 0, "1": 1, "": UNKNOWN, "unknown": UNKNOWN}
 
@@ -235,8 +235,8 @@ def _parquet_batches(file: IO[bytes], definition: DatasetDefinition, max_rows: i
         parquet = pq.ParquetFile(
             file,
             pre_buffer=False,
-            thrift_string_size_limit=_THRIFT_LIMIT,
-            thrift_container_size_limit=_THRIFT_LIMIT // 64,
+            thrift_string_size_limit=PARQUET_LIMIT,
+            thrift_container_size_limit=PARQUET_LIMIT // 64,
         )
         if parquet.metadata.num_rows > max_rows:
             raise _too_many(max_rows)

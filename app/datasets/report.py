@@ -44,6 +44,11 @@ class ManifestErrorCode(StrEnum):
     UNDECODABLE_IMAGE = "undecodable_image", "The file is not a complete PNG, JPEG, WebP or BMP image."
     OVERSIZED_IMAGE = "oversized_image", "The image has too many bytes or pixels."
     UNSUPPORTED_PIXELS = "unsupported_pixels", "The image has more than 8 bits a channel."
+    # of the votes
+    MALFORMED_VOTES = "malformed_votes", "The votes are not Parquet of the documented form, or lack a concept."
+    MISSING_VOTES = "missing_votes", "The votes lack this row's key."
+    UNKNOWN_VOTER = "unknown_voter", "The votes have a key that no row has, or a key twice."
+    LABEL_NOT_VOTED = "label_not_voted", "The class's votes say otherwise; an empty cell says what they say."
 
 
 @dataclass(frozen=True, order=True)

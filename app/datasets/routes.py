@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from fastapi import APIRouter, Query, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -19,7 +20,7 @@ from app.datasets import repository, service
 from app.datasets.archives import ImageSource, PartImages, ZipImages, is_zip
 from app.datasets.images import ImageLimits
 from app.datasets.intake import Submission
-from app.datasets.manifest import read_manifest
+from app.datasets.manifest import Manifest, read_manifest
 from app.datasets.names import is_key
 from app.datasets.problems import INVALID_ARCHIVE, INVALID_MANIFEST
 from app.datasets.report import ManifestErrorCode, Report
@@ -30,8 +31,11 @@ from app.datasets.schemas import (
     RegisteredDatasetBody,
     SampleBody,
     SampleList,
+    VoteRule,
 )
 from app.datasets.snapshots import SPLITS
+from app.datasets.vote_files import read_votes
+from app.datasets.votes import SILENT, Votes, ballots
 from app.kit import strict_json
 from app.kit.context import ServicesDep
 from app.kit.idempotency import CREATING_PROBLEMS, Answer, IdempotencyKeyDep, claim_key, payload_digest
@@ -66,6 +70,11 @@ The manifest is CSV (UTF-8, commas) or Parquet with the columns `key`, `split` (
 `image`, optionally `subject`, and one per concept, in any order. A label is `0`, `1`, or unknown: an empty cell, the
 word `unknown`, in Parquet also null or a floating-point NaN. `image` names a member of the zip archive, or one of the
 files. PNG, JPEG, WebP and BMP are read. Files that no row names are not kept, only counted.
+
+Where classes vote on concept labels, the definition has a `vote_rule`, and the part `votes` is Parquet: `key`, and
+`votes`, one byte per attribute (0 for no annotation, else label + 2 × certainty, 1 to 4), the attributes' names as
+JSON in the metadata `attributes`, and `format` there is `modelmend.votes.1`. Labels of the manifest agree with the
+votes, or are left empty.
 
 Every bad row is reported with `row` (the first data row is 1), `column` and `code`; `errors` lists the first 1,000 and
 `errors_total` counts them all. Codes:
@@ -107,12 +116,13 @@ Every bad row is reported with `row` (the first data row is 1), `column` and `co
                     "items": {"type": "string", "format": "binary"},
                     "description": "One zip archive, or the image files.",
                 },
+                "votes": {"type": "string", "format": "binary", "description": "Parquet, where classes vote."},
             },
         }
     ),
 )
 def post_dataset(services: ServicesDep, caller: Creator, key: IdempotencyKeyDep, form: MultipartDep) -> JSONResponse:
-    form.only("definition", "manifest", "images")
+    form.only("definition", "manifest", "images", "votes")
     settings = services.settings
     limits = ImageLimits.of(settings)
     with services.sessions.begin() as session:
@@ -124,11 +134,12 @@ def post_dataset(services: ServicesDep, caller: Creator, key: IdempotencyKeyDep,
         report = Report()
         with form.open(form.one("manifest")) as file:
             manifest = read_manifest(file, definition, max_rows=settings.max_manifest_rows, report=report)
+        votes = _votes(form, definition, manifest, report)
         registered = service.register_dataset(
             session,
             services.store,
             caller,
-            Submission(definition, manifest, images),
+            Submission(definition, manifest, images, votes),
             limits=limits,
             report=report,
         )
@@ -157,6 +168,19 @@ def _definition(form: MultipartForm, settings: Settings) -> DatasetDefinition:
     except ValidationError as error:
         found = [{**finding, "loc": ("body", "definition", *finding["loc"])} for finding in error.errors()]
         raise RequestValidationError(found, body={"definition": value}) from error
+
+
+def _votes(form: MultipartForm, definition: DatasetDefinition, manifest: Manifest, report: Report) -> Votes | None:
+    if bool(form.named("votes")) != (definition.vote_rule is not None):
+        raise Problem(
+            INVALID_REQUEST,
+            "A `vote_rule` in the definition and the part `votes` come together.",
+            errors=[{"pointer": "/votes", "code": "missing" if definition.vote_rule else "without_vote_rule"}],
+        )
+    if definition.vote_rule is None:
+        return None
+    with form.open(form.one("votes")) as file:
+        return read_votes(file, definition, manifest, report=report)
 
 
 def _images(form: MultipartForm, settings: Settings, limits: ImageLimits) -> ImageSource:
@@ -261,9 +285,15 @@ def _body(dataset: Dataset) -> DatasetBody:
         concepts=dataset.concepts,
         classes=dataset.classes,
         counts={split: dataset.counts[split] for split in SPLITS},
+        vote_rule=None if dataset.vote_rule is None else VoteRule.model_validate(dataset.vote_rule),
         snapshot_sha256=dataset.snapshot_digest,
         created_at=dataset.created_at,
     )
+
+
+def _cast(dataset: Dataset, votes: bytes) -> dict[str, int | None]:
+    cast = (None if value == SILENT else value for value in ballots(np.frombuffer(votes, np.uint8)).tolist())
+    return dict(zip(dataset.concepts, cast, strict=True))
 
 
 def _sample_bodies(session: Session, caller: Caller, dataset: Dataset, rows: list[Sample]) -> list[SampleBody]:
@@ -276,6 +306,7 @@ def _sample_bodies(session: Session, caller: Caller, dataset: Dataset, rows: lis
                 "split": row.split,
                 "class_": dataset.classes[row.class_index],
                 "concepts": dict(zip(dataset.concepts, row.concepts, strict=True)),
+                "votes": None if row.votes is None else _cast(dataset, row.votes),
                 "image_sha256": row.image_sha256,
                 "image_bytes": row.image_bytes,
                 "has_subject": row.subject_id is not None,

@@ -22,6 +22,8 @@ from app.datasets.problems import INVALID_MANIFEST
 from app.datasets.report import MAX_LISTED, Report
 from app.datasets.settlement import discard_added_samples, settle_added_samples
 from app.datasets.snapshots import SPLITS, Snapshot
+from app.datasets.vote_files import check_labels
+from app.datasets.votes import Votes, ballots
 from app.kit.problems import ALREADY_EXISTS, INVALID_REQUEST, NOT_FOUND, Problem
 from app.ledger import service as ledger
 from app.ledger.kinds import LedgerKind
@@ -71,6 +73,9 @@ def register_dataset(
     if session.get(Dataset, dataset_id) is not None:  # before the long work; the insert below decides
         raise Problem(ALREADY_EXISTS, "There is a data set with this id.")
     facts = check_images(manifest, submission.images, limits, report)
+    labels, votes = manifest.concepts, submission.votes
+    if votes is not None and not report.total:
+        labels = check_labels(definition, manifest, votes, report)
     if report.total:
         raise invalid_manifest(report)
 
@@ -79,8 +84,10 @@ def register_dataset(
         np.array(ids, np.int64),
         np.array(manifest.splits, np.int8),
         np.array(manifest.classes, np.int32),
-        manifest.concepts,
+        labels,
+        None if votes is None else ballots(votes),
     )
+    rule = None if definition.vote_rule is None else definition.vote_rule.model_dump(mode="json")
     digest = store.put(snapshot.to_bytes())
     on_rollback(session, lambda: store.delete(digest))
     inserted = session.execute(
@@ -91,6 +98,7 @@ def register_dataset(
             concepts=definition.concepts,
             classes=definition.classes,
             snapshot_digest=digest,
+            vote_rule=rule,
             counts=snapshot.counts,
             created_by=caller.key_id,
         )
@@ -99,7 +107,7 @@ def register_dataset(
     ).scalar_one_or_none()
     if inserted is None:
         raise Problem(ALREADY_EXISTS, "There is a data set with this id.")
-    subjects = _insert_rows(session, dataset_id, manifest, snapshot, facts)
+    subjects = _insert_rows(session, dataset_id, manifest, snapshot, facts, votes)
     on_rollback(session, lambda: store.delete_images(dataset_id, ids))
     for batch in image_batches(ids, manifest.images, facts):
         images = {sample_id: submission.images.read(name) for sample_id, name in batch.items()}
@@ -114,6 +122,7 @@ def register_dataset(
             "counts": snapshot.counts,
             "concepts": len(definition.concepts),
             "classes": len(definition.classes),
+            **({} if rule is None else {"vote_rule": rule}),
             "subjects": subjects,
         },
     )
@@ -130,7 +139,12 @@ def invalid_manifest(report: Report) -> Problem:
 
 
 def _insert_rows(
-    session: Session, dataset_id: str, manifest: Manifest, snapshot: Snapshot, facts: dict[str, ImageFacts]
+    session: Session,
+    dataset_id: str,
+    manifest: Manifest,
+    snapshot: Snapshot,
+    facts: dict[str, ImageFacts],
+    votes: Votes | None,
 ) -> int:
     """Inserts all rows; returns the number of subjects."""
     subjects = repository.upsert_subjects(session, (name for name in manifest.subjects if name is not None))
@@ -145,6 +159,7 @@ def _insert_rows(
                 "split": SPLITS[manifest.splits[index]],
                 "class_index": manifest.classes[index],
                 "concepts": [labels[value] for value in snapshot.concepts[index].tolist()],
+                "votes": None if votes is None else votes[index].tobytes(),
                 "subject_id": None if (subject := manifest.subjects[index]) is None else subjects[subject],
                 "image_sha256": facts[manifest.images[index]].sha256,
                 "image_bytes": facts[manifest.images[index]].size,

@@ -97,7 +97,7 @@ def read_cub(
             rows,
             root / "images",
             tuple(notes),
-            VoteBook(names, votes),
+            VoteBook(names, votes, min_classes),
         )
     )
 

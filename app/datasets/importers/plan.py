@@ -13,7 +13,7 @@ from typing import Any
 from app.datasets.names import is_key
 from app.datasets.schemas import FIXED_COLUMNS
 from app.datasets.snapshots import SPLITS, UNKNOWN
-from app.datasets.votes import Votes
+from app.datasets.votes import MIN_CLASSES, Votes
 
 _NAMED = 5  # of many things that are wrong, as many are named
 
@@ -45,10 +45,12 @@ class VoteBook:
     Attributes:
         attributes: names of all attributes that were voted on, the concepts among them.
         votes: one row per row of the plan, in its order; one column per attribute.
+        min_classes: that an attribute had to be present in to be a concept.
     """
 
     attributes: tuple[str, ...]
     votes: Votes
+    min_classes: int = MIN_CLASSES
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,13 @@ class ImportPlan:
 
     def definition(self, dataset_id: str | None = None, title: str | None = None) -> dict[str, Any]:
         """Body of the part ``definition``."""
+        rule = {} if self.votes is None else {"vote_rule": {"rule": "majority", "min_classes": self.votes.min_classes}}
         return {
             "id": dataset_id,
             "title": title or self.title,
             "concepts": list(self.concepts),
             "classes": list(self.classes),
+            **rule,
         }
 
     def manifest(self) -> bytes:

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from app.datasets.importers.plan import ImportPlan, SourceProblem, VoteBook
-
-_FORMAT = b"modelmend.votes.1"
+from app.datasets.vote_files import FORMAT
 
 
 def write_plan(plan: ImportPlan, directory: Path, *, dataset_id: str | None, title: str | None) -> list[Path]:
@@ -30,7 +29,7 @@ def write_plan(plan: ImportPlan, directory: Path, *, dataset_id: str | None, tit
     }
     if plan.votes is not None:
         files["mask.txt"] = "".join(f"{name}\n" for name in plan.concepts).encode()
-        files["votes.parquet"] = _parquet(plan, plan.votes)
+        files["votes.parquet"] = votes_parquet(plan, plan.votes)
     for name, content in files.items():
         (directory / name).write_bytes(content)
     return [directory / name for name in files]
@@ -53,7 +52,7 @@ def read_votes(path: Path) -> tuple[list[str], VoteBook]:
     """Keys of rows, and their votes in the same order, from ``votes.parquet``."""
     table = pq.read_table(path)
     metadata = table.schema.metadata or {}
-    if metadata.get(b"format") != _FORMAT:
+    if metadata.get(b"format") != FORMAT:
         raise SourceProblem("The votes cannot be read:", [f"{path} holds something else."])
     attributes = tuple(json.loads(metadata[b"attributes"]))
     votes = np.frombuffer(b"".join(table.column("votes").to_pylist()), np.uint8).reshape(-1, len(attributes))
@@ -68,8 +67,9 @@ def _splits(plan: ImportPlan) -> bytes:
     return text.getvalue().encode()
 
 
-def _parquet(plan: ImportPlan, book: VoteBook) -> bytes:
-    metadata = {b"format": _FORMAT, b"attributes": json.dumps(book.attributes).encode()}
+def votes_parquet(plan: ImportPlan, book: VoteBook) -> bytes:
+    """Part ``votes``."""
+    metadata = {b"format": FORMAT, b"attributes": json.dumps(book.attributes).encode()}
     schema = pa.schema([("key", pa.string()), ("votes", pa.binary(len(book.attributes)))], metadata=metadata)
     columns = [[row.key for row in plan.rows], [votes.tobytes() for votes in book.votes]]
     file = io.BytesIO()

@@ -15,9 +15,9 @@ from app.datasets.importers import SourceProblem
 from app.datasets.importers.archives import zip_of
 from app.datasets.importers.cub import read_cub
 from app.datasets.importers.splits import read_split_file
-from app.datasets.importers.writing import read_mask, read_votes, write_plan
+from app.datasets.importers.writing import read_mask, read_votes, votes_parquet, write_plan
 from app.datasets.snapshots import Snapshot
-from app.datasets.votes import class_labels, tally
+from app.datasets.votes import ballots, class_labels, tally
 from tests.app.datasets.importers.trees import CUB_ATTRIBUTES, SPECIES, Vote, cub_tree, cub_vote
 from tests.app.service import Service
 from tests.app.test_client import client_of
@@ -35,7 +35,10 @@ def test_a_cub_directory_becomes_a_data_set(service: Service, tmp_path: Path) ->
     images = [row.image for row in plan.rows]
     with client_of(service) as client:
         archive = Stream("images.zip", lambda: zip_of(plan.root, images))
-        dataset = client.register_dataset(plan.definition("birds"), plan.manifest(), archive)
+        assert plan.votes is not None
+        votes = votes_parquet(plan, plan.votes)
+        dataset = client.register_dataset(plan.definition("birds"), plan.manifest(), archive, votes=votes)
+        assert dataset.vote_rule == {"rule": "majority", "min_classes": 1}
         assert dataset.id == "birds"
         assert dataset.title == "CUB-200-2011"
         assert dataset.concepts == [CUB_ATTRIBUTES[index] for index in (0, 1, 3)]
@@ -45,26 +48,31 @@ def test_a_cub_directory_becomes_a_data_set(service: Service, tmp_path: Path) ->
         for row, sample in zip(plan.rows, client.samples("birds"), strict=True):
             assert (sample.key, sample.split, sample.class_) == (row.key, row.split, row.class_name)
             assert sample.concepts == dict(zip(plan.concepts, row.labels, strict=True))
+            assert sample.votes is not None
+            assert sample.votes.keys() == sample.concepts.keys()
         row = plan.rows[17]
         assert client.image("birds", row.key) == (plan.root / row.image).read_bytes()
     snapshot = Snapshot.load(service.store.fetch(dataset.snapshot_sha256))
     assert snapshot.counts == plan.counts
 
-    # What was registered is what the training rows' votes say.
-    assert plan.votes is not None
+    # What was registered is what the training rows' votes say, and the votes are there.
     trained = snapshot.rows("train")
     kept = [plan.votes.attributes.index(name) for name in dataset.concepts]
     labels = class_labels(tally(plan.votes.votes[trained], snapshot.classes[trained], len(SPECIES)))
     np.testing.assert_array_equal(labels[:, kept][snapshot.classes], snapshot.concepts)
+    assert snapshot.votes is not None
+    np.testing.assert_array_equal(snapshot.votes, ballots(plan.votes.votes[:, kept]))
 
 
 def test_sending_the_same_archive_again_is_the_same_request(service: Service, tmp_path: Path) -> None:
     cub_tree(tmp_path)
     plan = read_cub(tmp_path, min_classes=1)
     archive = Stream("images.zip", lambda: zip_of(plan.root, [row.image for row in plan.rows]))
+    assert plan.votes is not None
+    votes = votes_parquet(plan, plan.votes)
     with client_of(service) as client:
         answers = [
-            client.register_dataset(plan.definition(), plan.manifest(), archive, idempotency_key="birds")
+            client.register_dataset(plan.definition(), plan.manifest(), archive, votes=votes, idempotency_key="birds")
             for _ in range(2)
         ]
         assert answers[0] == answers[1]
