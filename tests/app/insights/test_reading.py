@@ -14,7 +14,7 @@ from tests.app.test_client import client_of
 
 def test_the_client_asks_and_reads(ready: Service) -> None:
     with client_of(ready) as client:
-        job = client.look_into("digits-model", 2, ["influential_labels"], top=3, sample="img-2")
+        job = client.look_into("digits-model", 2, ["influential_labels"], top=3, sample="img-13")
         assert (job.kind, job.request["top"], job.request["kinds"]) == ("insight", 3, ["influential_labels"])
         assert client.look_into("digits-model", 2, ["changed_predictions"], compared_with=1).kind == "insight"
         assert client.insights("digits-model", 2) == []
@@ -26,7 +26,7 @@ def test_the_client_asks_and_reads(ready: Service) -> None:
             report = {"insights": {"influential_labels": target}}
             assert outcomes.finish_without_version(session, ready.store, row.id, 1, report=report)
         (insight,) = client.insights("digits-model", 2)
-        assert insight.result["target"]["sample"] == "img-2"
+        assert insight.result["target"]["sample"] == "img-13"
         assert client.insights("digits-model", 2, job_id=str(job.id)) == [insight]
         assert client.insights("digits-model", 2, kind="concept_importance") == []
 
