@@ -22,8 +22,8 @@ TOLERANT: dict[str, Any] = {"tolerance": {"concept_f1": 0.2, "label_f1": 0.2}}
 
 @pytest.fixture(scope="session")
 def voted(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Images of a class look alike. One in five votes is wrong, and one in twenty is none. For class 0, the first concept
-    won by two wrong votes: its label is what none of its images show."""
+    """Images of a class look alike. One in five votes is wrong, and one in twenty is none. For class 0, the first
+    concept won by two wrong votes: its label is what none of its images show."""
     random = np.random.default_rng(3)
     n = sum(ROWS.values())
     classes = (np.arange(n) % len(CLASSES)).astype(np.int32)
