@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from app.artifacts import ArtifactStore
 from worker.computing.editing import edit
 from worker.computing.factors import fit
+from worker.computing.frozen import workbench_for
 from worker.computing.insight import insight
 from worker.computing.previewing import preview
 from worker.computing.restoring import restore
@@ -41,4 +42,4 @@ def execute(task: Task, store: ArtifactStore, device: str, progress: Progress) -
     Raises:
         TaskFailure: the job ends without a version, for a reason the client is told.
     """
-    return COMPUTATIONS[task.kind](Workbench(task, store, device, progress))
+    return COMPUTATIONS[task.kind](workbench_for(task, store, device, progress))

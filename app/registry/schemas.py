@@ -45,6 +45,11 @@ class Training(RequestBody):
     patience: int = Field(5, ge=1, le=1000, description="Epochs without gain on the calibration split before the end.")
     seed: int = Field(0, ge=0, le=2**31 - 1)
     augment: bool = False
+    frozen_backbone: bool = Field(
+        False,
+        description="Train the concept heads and the label predictor alone, to convergence; edits are exact. Epochs, "
+        "batches, learning rate and patience are not used.",
+    )
 
 
 class ExistingWeights(RequestBody):

@@ -39,6 +39,11 @@ def create_model(session: Session, caller: Caller, request: ModelRequest) -> tup
         raise _invalid("/dataset", "unknown_dataset", "There is no such data set.")
     if not all(dataset.counts.values()):
         raise _invalid("/dataset", "empty_split", "Each split of the data set needs rows.")
+    training = request.training
+    if training.frozen_backbone and training.weight_decay == 0:
+        raise _invalid("/training/weight_decay", "not_convex", "With a frozen backbone the weight decay is above 0.")
+    if training.frozen_backbone and training.augment:
+        raise _invalid("/training/augment", "features_fixed", "With a frozen backbone images are not augmented.")
     if request.weights is not None:
         _keep_upload(session, caller, request.weights.upload)
     created = session.execute(

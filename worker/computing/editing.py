@@ -16,6 +16,7 @@ from worker.cbm.concept_predictor import ConceptPredictor
 from worker.cbm.label_predictor import LabelPredictor
 from worker.computing.factors import ChosenFactors, factors_for
 from worker.computing.frame import Frame
+from worker.computing.frozen import is_frozen
 from worker.computing.measuring import Measured, audited, edited_groups, edited_rows, membership
 from worker.computing.references import trained_references
 from worker.computing.training import train_both
@@ -24,9 +25,14 @@ from worker.computing.workbench import Workbench
 from worker.curvature.factors import Factors
 from worker.editing.bench import Settings
 from worker.editing.engine import EditInput, attempt, held_out_metrics
+from worker.editing.frozen import FrozenEdit
+from worker.editing.frozen import attempt as attempt_heads
 from worker.editing.guard import EditRefused
 from worker.evidence.audit import References
 from worker.tasks import Result, TaskFailure
+
+TOLERANCE = {"concept_f1": 0.02, "label_f1": 0.02}
+"""How far held-out scores may fall where a request does not say."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +48,8 @@ class Edited:
     """An edit, computed, nothing of it stored.
 
     Attributes:
-        inherited: factors for the new version; None where its model was trained anew.
-        chosen: the factors that served, in the base version's columns.
+        inherited: factors for the new version; None where its model was trained anew, or has a frozen backbone.
+        chosen: the factors that served, in the base version's columns; none do where the backbone is frozen.
         refusal: the guard's, where such edits are shown; the rest is then what the version would have been.
     """
 
@@ -51,7 +57,7 @@ class Edited:
     model: ConceptPredictor
     label_predictor: LabelPredictor
     inherited: Factors | None
-    chosen: ChosenFactors
+    chosen: ChosenFactors | None
     metrics: dict[str, Any]
     report: dict[str, Any]
     refusal: Refusal | None = None
@@ -72,7 +78,7 @@ def edit(bench: Workbench) -> Result:
         snapshot_digest=bench.store.put(done.frame.snapshot_after.to_bytes()),
         weights_digest=bench.put_model(done.model, done.label_predictor),
         factors_digest=bench.put_factors(done.inherited) if done.inherited else None,
-        factors_version=done.chosen.version if done.inherited else None,
+        factors_version=done.chosen.version if done.inherited and done.chosen else None,
         metrics=done.metrics,
         report=done.report,
     )
@@ -98,6 +104,108 @@ def computed(bench: Workbench, *, shows_refused: bool = False) -> Edited:
     snapshot = bench.snapshot(task.base.snapshot_digest)
     frame = Frame(bench, task.base.concepts, snapshot, changes)
     model, label_predictor = bench.model(task.base)
+    solved = _solved_heads if is_frozen(task.training) else _solved
+    found = solved(bench, frame, model, label_predictor, shows_refused=shows_refused)
+    level = task.options.get("evidence", "standard")
+    if found.refusal is not None and level == "full":
+        level = "standard"  # reference models are dear, and nobody is told to forget by this
+    references, seconds = _references(bench, frame, level)
+    bench.progress("evaluating", 0, 1)
+    evaluated = time.perf_counter()
+    groups = edited_groups(frame)
+    before = Measured(frame, groups, model, label_predictor, edited=False)
+    after = Measured(frame, groups, found.model, found.label_predictor, edited=True)
+    after_metrics = after.test_metrics(frame.concepts_after)
+    evidence = (
+        None
+        if level == "none"
+        else audited(frame, {"before": [before], "after": [after]}, level=level, seed=task.seed, references=references)
+    )
+    report: dict[str, Any] = {
+        "kind": "edit",
+        "method": found.method,
+        "device": bench.device,
+        "operations": operation_counts(changes),
+        "votes": votes_report(task, snapshot, changes),
+        "classes_without_rows": classes_without_rows(frame.train.after.classes, task.base.classes),
+        "metrics": {
+            "before": before.test_metrics(task.base.concepts),
+            "after": after.test_metrics(frame.concepts_after, shared=True),
+            "new_concepts": {concept.name: after_metrics["concepts"].get(concept.name) for concept in changes.new},
+        },
+        "edited_rows": edited_rows(groups, {"before": before, "after": after}),
+        "membership": None if evidence is None else membership(evidence),
+        "evidence": evidence,
+        **found.report,
+        "factors": None if found.chosen is None else found.chosen.report(),
+        "libraries": {"torch": torch.__version__, "python": platform.python_version(), "modelmend": code_version()},
+    }
+    report["timings"] = {
+        "loading": found.loaded - start,
+        **report.get("timings", {}),
+        **seconds,
+        "evaluating": time.perf_counter() - evaluated,
+    }
+    return Edited(
+        frame, found.model, found.label_predictor, found.inherited, found.chosen, after_metrics, report, found.refusal
+    )
+
+
+@dataclass(frozen=True)
+class _Solved:
+    """The edited model before it is measured; ``loaded`` is when everything that it needs was there."""
+
+    model: ConceptPredictor
+    label_predictor: LabelPredictor
+    inherited: Factors | None
+    chosen: ChosenFactors | None
+    method: str
+    report: dict[str, Any]
+    loaded: float
+    refusal: Refusal | None
+
+
+def _solved_heads(
+    bench: Workbench, frame: Frame, model: ConceptPredictor, label_predictor: LabelPredictor, *, shows_refused: bool
+) -> _Solved:
+    """The exact edit of a model with a frozen backbone; it is what training anew comes to, so that is never tried."""
+    task, loaded = bench.task, time.perf_counter()
+    if task.base is None:
+        raise RuntimeError("an edit has a base version")
+    given = FrozenEdit(
+        model=model,
+        label_predictor=label_predictor,
+        data=frame.train,
+        calibration=frame.calibration,
+        concepts=frame.concepts,
+        classes=task.base.classes,
+        training=task.training,
+    )
+    tolerance = task.options.get("tolerance", TOLERANCE)
+    try:
+        outcome = attempt_heads(given, tolerance=tolerance, progress=bench.progress)
+        refused, report = outcome.refusal, outcome.report
+        retrains = task.options.get("on_failure", "fail") == "retrain"
+        if refused is not None and not retrains and not shows_refused:
+            raise refused
+    except EditRefused as error:
+        raise TaskFailure(error.code, error.detail) from error
+    refusal = None
+    if refused is not None:
+        if retrains:
+            report = report | {"refused": {"code": refused.code, "detail": refused.detail}}
+        else:
+            refusal = Refusal(refused.code, refused.detail)
+    return _Solved(outcome.model, outcome.label_predictor, None, None, "exact", report, loaded, refusal)
+
+
+def _solved(
+    bench: Workbench, frame: Frame, model: ConceptPredictor, label_predictor: LabelPredictor, *, shows_refused: bool
+) -> _Solved:
+    """The engine's edit, or a model trained anew where it was refused and the request allows that."""
+    task = bench.task
+    if task.base is None:
+        raise RuntimeError("an edit has a base version")
     chosen = factors_for(bench, model, frame.base_train)
     loaded = time.perf_counter()
     given = EditInput(
@@ -117,7 +225,7 @@ def computed(bench: Workbench, *, shows_refused: bool = False) -> Edited:
             given,
             method=method,
             label_solver=task.options.get("label_solver", "converged"),
-            tolerance=task.options.get("tolerance", {"concept_f1": 0.02, "label_f1": 0.02}),
+            tolerance=task.options.get("tolerance", TOLERANCE),
             settings=Settings(seed=task.seed),
             progress=bench.progress,
         )
@@ -132,47 +240,7 @@ def computed(bench: Workbench, *, shows_refused: bool = False) -> Edited:
             raise TaskFailure(refused.code, refused.detail) from refused
         edited, edited_label, engine_report = _retrained(bench, frame, given, refused)
         method, inherited = "retrain", None  # a model trained anew has nothing of its parent's curvature
-    level = task.options.get("evidence", "standard")
-    if refusal is not None and level == "full":
-        level = "standard"  # reference models are dear, and nobody is told to forget by this
-    references, seconds = _references(bench, frame, level)
-    bench.progress("evaluating", 0, 1)
-    evaluated = time.perf_counter()
-    groups = edited_groups(frame)
-    before = Measured(frame, groups, model, label_predictor, edited=False)
-    after = Measured(frame, groups, edited, edited_label, edited=True)
-    after_metrics = after.test_metrics(frame.concepts_after)
-    evidence = (
-        None
-        if level == "none"
-        else audited(frame, {"before": [before], "after": [after]}, level=level, seed=task.seed, references=references)
-    )
-    report: dict[str, Any] = {
-        "kind": "edit",
-        "method": method,
-        "device": bench.device,
-        "operations": operation_counts(changes),
-        "votes": votes_report(task, snapshot, changes),
-        "classes_without_rows": classes_without_rows(frame.train.after.classes, task.base.classes),
-        "metrics": {
-            "before": before.test_metrics(task.base.concepts),
-            "after": after.test_metrics(frame.concepts_after, shared=True),
-            "new_concepts": {concept.name: after_metrics["concepts"].get(concept.name) for concept in changes.new},
-        },
-        "edited_rows": edited_rows(groups, {"before": before, "after": after}),
-        "membership": None if evidence is None else membership(evidence),
-        "evidence": evidence,
-        **engine_report,
-        "factors": chosen.report(),
-        "libraries": {"torch": torch.__version__, "python": platform.python_version(), "modelmend": code_version()},
-    }
-    report["timings"] = {
-        "loading": loaded - start,
-        **report.get("timings", {}),
-        **seconds,
-        "evaluating": time.perf_counter() - evaluated,
-    }
-    return Edited(frame, edited, edited_label, inherited, chosen, after_metrics, report, refusal)
+    return _Solved(edited, edited_label, inherited, chosen, method, engine_report, loaded, refusal)
 
 
 def _references(bench: Workbench, frame: Frame, level: str) -> tuple[References | None, dict[str, float]]:

@@ -14,8 +14,8 @@ from worker.tasks import Json, Result, TaskFailure
 def preview(bench: Workbench) -> Result:
     """The report that the edit would have, and whether it would succeed: a refusal is a result.
 
-    Factors that had to be fitted stay with the base version if it had none: they are the same ones that the edit, or
-    a fit, would make.
+    Factors that had to be fitted, because the base version had none or too old ones, stay with it: they are the ones
+    that the edit, or a fit, would make.
     """
     task, start = bench.task, time.perf_counter()
     if task.base is None or task.changes is None:
@@ -25,9 +25,10 @@ def preview(bench: Workbench) -> Result:
     try:
         done = computed(bench, shows_refused=True)
         report = _report(done)
-        if done.chosen.fitted_here and task.base.factors_digest is None:
+        chosen = done.chosen
+        if chosen is not None and chosen.fitted_here and (task.base.factors_digest is None or chosen.refreshed):
             bench.progress("publishing", 0, 1)
-            digest = bench.put_factors(done.chosen.factors)
+            digest = bench.put_factors(chosen.factors)
     except TaskFailure as refusal:  # before anything was computed that could be shown
         report = _would(refusal.code, refusal.detail)
     finally:

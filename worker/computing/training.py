@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from worker.cbm.concept_predictor import ConceptPredictor
+from worker.cbm.head_training import train_heads
 from worker.cbm.label_predictor import LabelPredictor, fit_label_predictor
 from worker.cbm.training import predict_logits, train_concept_predictor
 from worker.cbm.weights import WeightsDoNotFit, load_weights
+from worker.computing.frozen import FrozenWorkbench, is_frozen
 from worker.computing.workbench import Workbench, metrics
 from worker.data.tensors import LabelledImages
 from worker.tasks import Result, TaskFailure
@@ -58,6 +60,9 @@ def train_both(
         repetition: (which, of how many), for the progress of repeated trainings.
     """
     task, (which, repeats) = bench.task, repetition
+    if is_frozen(task.training):
+        bench.progress(stage, which, repeats)
+        return train_heads(task.training, train_rows, len(task.classes))
     model, history = train_concept_predictor(
         task.architecture,
         task.training,
@@ -102,7 +107,14 @@ def register(bench: Workbench) -> Result:
         raise TaskFailure("weights_do_not_fit", str(error)) from error
     snapshot = bench.snapshot(task.snapshot_digest)
     fitted_here = label_predictor is None
-    if label_predictor is None:
+    history: dict[str, Any] = {}
+    if isinstance(bench, FrozenWorkbench):  # its versions have converged heads, whatever was sent
+        start_view = bench.adopt(model)
+        bench.progress("training", 0, 1)
+        rows = bench.rows(snapshot, "train")
+        model, label_predictor, history = train_heads(task.training, rows, len(task.classes), start_view)
+        fitted_here = True
+    elif label_predictor is None:
         bench.progress("label_predictor", 0, 1)
         label_predictor = converged_label_predictor(bench, model, bench.rows(snapshot, "train"))
     bench.progress("evaluating", 0, 1)
@@ -119,6 +131,7 @@ def register(bench: Workbench) -> Result:
             "device": bench.device,
             "metrics": measured,
             "label_predictor_fitted": fitted_here,
+            **history,
             "seconds": time.perf_counter() - start,
         },
     )

@@ -7,17 +7,20 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from app.artifacts import ArtifactStore
 from app.datasets.snapshots import Snapshot
-from worker.cbm.concept_predictor import ConceptPredictor
+from worker.cbm.concept_predictor import ConceptPredictor, build_concept_predictor
 from worker.cbm.label_predictor import LabelPredictor
 from worker.cbm.metrics import concept_metrics, label_metrics
 from worker.cbm.training import predict_logits
 from worker.cbm.weights import load_weights, save_weights
 from worker.curvature.factors import Factors
 from worker.curvature.storage import load_factors, save_factors
+from worker.data.features import FeatureCache
 from worker.data.images import ImageCache, labelled_images
 from worker.data.tensors import LabelledImages
 from worker.tasks import BaseVersion, Task, TaskFailure
@@ -26,6 +29,9 @@ Progress = Callable[[str, int, int], None]
 
 IMAGES = ImageCache(budget=4 << 30)
 """Decoded images of this process, shared by its tasks."""
+
+FEATURES = FeatureCache(budget=1 << 30)
+"""Features under frozen backbones, likewise."""
 
 
 class Workbench:
@@ -40,8 +46,8 @@ class Workbench:
     def snapshot(self, digest: str) -> Snapshot:
         return Snapshot.load(self.store.fetch(digest))
 
-    def rows(self, snapshot: Snapshot, split: str) -> LabelledImages:
-        """The rows of one split, on the device.
+    def positions(self, snapshot: Snapshot, split: str) -> NDArray[np.intp]:
+        """Where the rows of one split are.
 
         Raises:
             TaskFailure: the split is empty, so there is nothing to train on, choose by or measure with.
@@ -49,12 +55,28 @@ class Workbench:
         positions = snapshot.rows(split)
         if not len(positions):
             raise TaskFailure("empty_split", f"the {split} split has no rows")
-        task = self.task
+        return positions
+
+    def rows(self, snapshot: Snapshot, split: str) -> LabelledImages:
+        """The rows of one split, on the device.
+
+        Raises:
+            TaskFailure: see :meth:`positions`.
+        """
+        positions, task = self.positions(snapshot, split), self.task
         return labelled_images(snapshot, positions, IMAGES, self.store, task.dataset_id, task.architecture, self.device)
 
     def forget(self, sample_ids: Iterable[int]) -> None:
-        """Keep no decoded copy of the given rows in this process."""
-        IMAGES.forget(self.store, self.task.dataset_id, sample_ids)
+        """Keep no decoded copy of the given rows in this process, nor features of them."""
+        gone = list(sample_ids)
+        IMAGES.forget(self.store, self.task.dataset_id, gone)
+        FEATURES.forget(self.store, self.task.dataset_id, gone)
+
+    def initial_model(self, seed: int | None = None) -> ConceptPredictor:
+        """Where a training starts: initial weights by the seed, the task's if None."""
+        task = self.task
+        seed = task.seed if seed is None else seed
+        return build_concept_predictor(task.architecture, len(task.concepts), seed=seed).to(self.device)
 
     def model(self, version: BaseVersion) -> tuple[ConceptPredictor, LabelPredictor]:
         """A published version's two predictors."""
