@@ -223,7 +223,7 @@ def _write_end(session: Session, worker: Worker, claim: Claim, end: End) -> bool
     store, job = worker.store, claim.job
     match end:
         case Finished(result):
-            return _publish(session, store, claim, result)
+            return publish_result(session, store, claim, result)
         case Failed(code, detail):
             return outcomes.fail(session, store, job.id, job.attempt, code=code, detail=detail)
         case Crashed(error):
@@ -245,7 +245,8 @@ def _give_up(session: Session, worker: Worker, job: Job, end: End) -> bool:
     return hand_back(session, worker.store, held)
 
 
-def _publish(session: Session, store: ArtifactStore, claim: Claim, result: Result) -> bool:
+def publish_result(session: Session, store: ArtifactStore, claim: Claim, result: Result) -> bool:
+    """Write down what a computation made; whether the job was still the claim's."""
     if not result.publishes:
         return outcomes.finish_without_version(
             session, store, claim.job_id, claim.attempt, report=result.report, factors_digest=result.factors_digest

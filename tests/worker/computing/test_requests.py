@@ -20,7 +20,7 @@ from tests.app.service import Service, running_service
 from tests.worker.computing.scene import ARCHITECTURE, CLASSES, CONCEPTS, ROWS, TRAINING, image_of
 from worker.claim import claim_next
 from worker.compute import execute
-from worker.jobs import _publish
+from worker.jobs import publish_result
 from worker.resolution import task_for
 
 LOOSE = {"tolerance": {"concept_f1": 0.2, "label_f1": 0.2}}
@@ -63,7 +63,7 @@ class Shop:
             task = task_for(session, service.store, claim.job)
         result = execute(task, service.store, "cpu", lambda *_: None)
         with service.sessions.begin() as session:
-            assert _publish(session, service.store, claim, result)
+            assert publish_result(session, service.store, claim, result)
         found: dict[str, Any] = service.get(f"/models/model/jobs/{job_id}").json()
         assert found["state"] == "succeeded"
         return found
