@@ -64,6 +64,11 @@ def test_without_references_rows_are_ordered_as_by_the_loss_attack() -> None:
     assert len(np.unique(found)) > 30
 
 
+def test_a_row_as_likely_as_one_of_the_population_beats_it() -> None:
+    """At least γ, not more than γ."""
+    assert rmia_scores(np.array([-1.0, -2.0, -4.0]), np.array([-1.0, -2.0, -3.0])).tolist() == [1.0, 2 / 3, 0.0]
+
+
 def test_unlikely_rows_neither_overflow_nor_vanish() -> None:
     """A likelihood of exp(−2000) is 0 in float64."""
     prior = log_prior(np.array([[-2000.0, -1.0], [-2001.0, -1.0]]), np.array([[True, False], [False, True]]))
