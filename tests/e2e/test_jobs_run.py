@@ -8,6 +8,7 @@ import signal
 import redis
 from sqlalchemy import delete, select
 
+from app.edits.kinds import JobKind
 from app.tables import Job, Sample
 from tests.worker.computations import calls
 from tests.worker.workshop import Workshop
@@ -122,6 +123,25 @@ def test_a_running_job_is_cancelled_within_about_a_second_and_its_computation_ki
     assert workshop.ledger(first) == ["edit.accepted", "edit.started", "edit.cancelled"]
     assert [version.job_id for version in workshop.versions("digits")][1:] == [second]
     assert calls()[1]["pid"] != calls()[0]["pid"]
+
+
+def test_a_preview_takes_its_turn_and_makes_no_version(workshop: Workshop) -> None:
+    """What it was lent goes, and the edit behind it starts from the version that it was computed on."""
+    workshop.add_model("digits")
+    preview = workshop.queue_edit("digits", kind=JobKind.PREVIEW)
+    row = workshop.lend_row(preview)
+    edit = workshop.queue_edit("digits")
+    workshop.worker()
+    workshop.doorbell.ring(preview)
+    job = workshop.wait_for_state(edit, "succeeded", "failed")
+    assert (job.state, job.base_version, job.result_version) == ("succeeded", 1, 2), job.error
+    seen = workshop.job(preview)
+    assert (seen.state, seen.base_version, seen.result_version) == ("succeeded", 1, None), seen.error
+    assert workshop.ledger(preview) == ["preview.accepted", "preview.started", "preview.succeeded"]
+    assert [version.job_id for version in workshop.versions("digits")][1:] == [edit]
+    with workshop.sessions() as session:
+        assert session.get(Sample, row) is None
+    assert not workshop.store.image_path("glyphs", row).exists()
 
 
 def test_an_edit_is_undone_and_another_follows(workshop: Workshop) -> None:

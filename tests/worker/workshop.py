@@ -151,7 +151,9 @@ class Workshop:
             session.get_one(Model, model_id).latest_version = 1
         return model_id
 
-    def queue_edit(self, model_id: str, *, priority: int = 0, base_version: int | None = None) -> UUID:
+    def queue_edit(
+        self, model_id: str, *, priority: int = 0, base_version: int | None = None, kind: JobKind = JobKind.EDIT
+    ) -> UUID:
         """Put an edit into the line without ringing."""
         request = {
             "operations": [
@@ -167,7 +169,7 @@ class Workshop:
                 session,
                 model_id=model_id,
                 dataset_id="glyphs",
-                kind=JobKind.EDIT,
+                kind=kind,
                 request=request,
                 created_by=self.key_id,
             )
@@ -182,6 +184,27 @@ class Workshop:
         if doorbell is not self.doorbell:
             doorbell.close()
         return job_id
+
+    def lend_row(self, job_id: UUID) -> int:
+        """A row that the job adds, staged, with its image."""
+        with self.sessions.begin() as session:
+            row = Sample(
+                dataset_id="glyphs",
+                key="lent",
+                split="train",
+                class_index=0,
+                concepts=[0, 0, 1],
+                image_sha256="0" * 64,
+                image_bytes=3,
+                pending_job_id=job_id,
+            )
+            session.add(row)
+            session.flush()
+            self.store.put_images("glyphs", {row.id: b"png"})
+            job = session.get_one(Job, job_id)
+            operation = {"op": "add_samples", "samples": [{"key": "lent", "class": "one", "upload": "up-1"}]}
+            job.request = {**job.request, "operations": [*job.request["operations"], operation]}
+            return row.id
 
     def ask_for_restoration(self, model_id: str, number: int) -> UUID:
         """Queue the return to a version and ring; unlike the API, whatever stands against it by now."""

@@ -150,9 +150,9 @@ class TestAge:
         assert result.factors_version == 7
         assert result.factors_digest == world.fitted.factors_digest, "of the same weights and rows"
 
-    def test_a_preview_of_such_an_edit_changes_nothing(self, world: World) -> None:
-        old = replace(world.base, factors_age=REFRESH_AFTER)
+    def test_a_preview_of_such_an_edit_leaves_the_new_ones_to_the_version(self, world: World) -> None:
+        old = replace(world.base, number=7, factors_age=REFRESH_AFTER)
         task = world.scene.task("preview", base=old, changes=world.changes("fix").to_json(), options=TOLERANT)
         result = world.scene.run(task)
         assert result.report["factors"]["refreshed"]
-        assert result.factors_digest is None
+        assert (result.factors_digest, result.factors_version) == (world.fitted.factors_digest, 7)
