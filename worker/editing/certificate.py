@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.cbm.linear_heads import HeadObjective, blocks
+from worker.cbm.linear_heads import HeadObjective
 
 GAMMA = 0.25
 """The paper's Lipschitz constant of the logistic loss's second derivative."""
@@ -75,19 +75,12 @@ def step_bound(objective: HeadObjective, start: Tensor, after: Tensor, norm: flo
     norm = spectral_norm(features) if norm is None else norm
     n = max(1, len(features))
     radius = float(features.norm(dim=1).max()) if len(features) else 0.0
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
-    for part in blocks(len(start), features.shape[1]):
-        mine = objective.of(torch.arange(part.start, part.stop, device=start.device))
-        steps = after[part] - start[part]
-        gradients, products = mine.gradients(start[part]), mine.hessian_products(start[part], steps)
-        solver = (gradients + products).norm(dim=1)
-        rounding = _ROUNDING * (norm / math.sqrt(n) + gradients.norm(dim=1) + products.norm(dim=1))
-        moved = (features @ steps.T) * mine.known
-        guo = GAMMA * radius * norm * steps.norm(dim=1) * moved.norm(dim=0) / n
-        sharp = SHARP_GAMMA / 2 * norm * moved.square().norm(dim=0) / n
-        found.append((solver + rounding + guo, solver + rounding + sharp, mine.gradients(after[part]).norm(dim=1)))
-    if not found:
-        empty = start.new_empty(0)
-        return StepBound(empty, empty, empty)
-    guo, sharp, residual = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return StepBound(guo, sharp, residual)
+    steps = after - start
+    gradients, products = objective.gradients(start), objective.hessian_products(objective.weights(start), steps)
+    solver = (gradients + products).norm(dim=1)
+    rounding = _ROUNDING * (norm / math.sqrt(n) + gradients.norm(dim=1) + products.norm(dim=1))
+    moved = (features @ steps.T) * objective.known
+    guo = GAMMA * radius * norm * steps.norm(dim=1) * moved.norm(dim=0) / n
+    sharp = SHARP_GAMMA / 2 * norm * moved.square().norm(dim=0) / n
+    residual = objective.gradients(after).norm(dim=1)
+    return StepBound(solver + rounding + guo, solver + rounding + sharp, residual)

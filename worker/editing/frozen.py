@@ -122,7 +122,8 @@ def attempt(
             "norm": step,
             "relative_norm": step / float(start.norm()) if float(start.norm()) else 0.0,
             "damping": 0.0,
-            "iterations": fit.steps,
+            "iterations": fit.products,
+            "newton_steps": fit.steps,
             "steps": [],
             "concepts_solved": len(touched),
             "gradient_norm": {

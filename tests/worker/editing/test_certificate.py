@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.worker.cbm.test_linear_heads import problem, theta_of
 from worker.cbm.linear_heads import HeadObjective, fit_heads
@@ -15,14 +16,24 @@ def without(objective: HeadObjective, rows: int) -> HeadObjective:
     return HeadObjective(objective.features[rows:], objective.labels[rows:], objective.weight_decay)
 
 
+def newton_step(objective: HeadObjective, start: Tensor) -> Tensor:
+    """By dense Hessians."""
+    weights, gradients = objective.weights(start), objective.gradients(start)
+    ridge = objective.weight_decay * torch.eye(start.shape[1], dtype=start.dtype)
+    steps = [
+        torch.linalg.solve(objective.features.T @ (weights[:, j, None] * objective.features) + ridge, gradients[j])
+        for j in range(len(start))
+    ]
+    return start - torch.stack(steps)
+
+
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(("rows", "weight_decay"), [(1, 1e-1), (1, 1e-3), (6, 1e-2), (20, 1e-3), (20, 1e-5)])
 def test_bounds_hold_for_removals(seed: int, rows: int, weight_decay: float) -> None:
     before = problem(n=80, d=6, k=5, seed=seed, weight_decay=weight_decay)
     after = without(before, rows)
     start = fit_heads(before, torch.zeros(5, 7, dtype=torch.float64)).theta
-    factors = after.cholesky(start)
-    step = start - torch.cholesky_solve(after.gradients(start)[:, :, None], factors)[:, :, 0]
+    step = newton_step(after, start)
     bound = step_bound(after, start, step)
     torch.testing.assert_close(bound.residual, after.gradients(step).norm(dim=1))
     assert bool((bound.residual > 0).all())
@@ -45,8 +56,9 @@ def test_the_first_step_of_a_fit_is_newtons() -> None:
     after = without(before, 2)
     start = fit_heads(before, torch.zeros(4, 6, dtype=torch.float64)).theta
     fit = fit_heads(after, start)
-    newton = start - torch.cholesky_solve(after.gradients(start)[:, :, None], after.cholesky(start))[:, :, 0]
-    torch.testing.assert_close(fit.first_step, newton, rtol=0, atol=1e-9)
+    newton = newton_step(after, start)
+    # The solve behind it stops at a hundredth of the gradient at the latest.
+    assert float((fit.first_step - newton).norm()) <= 0.02 * float((newton - start).norm())
     anew = fit_heads(after, torch.zeros_like(start)).theta
     torch.testing.assert_close(fit.theta, anew, rtol=0, atol=1e-6)
     bound = step_bound(after, start, fit.first_step)
