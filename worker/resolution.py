@@ -70,7 +70,7 @@ def _task_for(session: Session, store: ArtifactStore, job: Job) -> Task:
         changes=changes,
         vote_rule=dataset.vote_rule,
         options=options,
-        upload_id=(job.request.get("weights") or {}).get("upload"),
+        upload_id=(job.request.get("weights") or job.request.get("pretrained") or {}).get("upload"),
         compared=compared,
     )
 

@@ -21,17 +21,41 @@ class SmallConv(RequestBody):
     channels: Literal[1, 3] = 3
 
 
-class ResNet18(RequestBody):
-    """torchvision's ResNet-18; the ``small`` stem has stride 1 and no pooling, for small images."""
+class _TorchvisionBackbone(RequestBody):
+    """What torchvision's backbones share. The ``small`` stem has stride 1, for images of about 64 pixels and less."""
 
-    name: Literal["resnet18"]
     stem: Literal["full", "small"] = "full"
-    width: int = Field(64, ge=8, le=256, description="Channels of the first stage; 64 is torchvision's.")
     image_size: int = Field(224, ge=16, le=512, description="Images are resized to squares of this many pixels.")
     channels: Literal[3] = 3
+    normalisation: Literal["symmetric", "imagenet"] = Field(
+        "symmetric",
+        description="Of pixels: to [-1, 1], or by ImageNet's mean and deviation, as torchvision's weights expect and "
+        "as is chosen with `pretrained` unless said otherwise.",
+    )
 
 
-Architecture = Annotated[SmallConv | ResNet18, Field(discriminator="name")]
+class ResNet(_TorchvisionBackbone):
+    """torchvision's ResNet; its ``small`` stem has no pooling either, and a 3×3 convolution."""
+
+    name: Literal["resnet18", "resnet34", "resnet50"]
+    width: int = Field(64, ge=8, le=256, description="Channels of the first stage; 64 is torchvision's.")
+
+
+class MobileNetV3(_TorchvisionBackbone):
+    """torchvision's MobileNetV3, without its classifier."""
+
+    name: Literal["mobilenet_v3_small", "mobilenet_v3_large"]
+    width_multiplier: float = Field(1.0, ge=0.1, le=2.0, description="Of every layer's channels; 1 is torchvision's.")
+
+
+class EfficientNet(_TorchvisionBackbone):
+    """torchvision's EfficientNet-B0, without its classifier and without stochastic depth."""
+
+    name: Literal["efficientnet_b0"]
+    width_multiplier: float = Field(1.0, ge=0.1, le=2.0, description="Of every layer's channels; 1 is torchvision's.")
+
+
+Architecture = Annotated[SmallConv | ResNet | MobileNetV3 | EfficientNet, Field(discriminator="name")]
 
 
 class Training(RequestBody):
@@ -58,6 +82,12 @@ class ExistingWeights(RequestBody):
     upload: Annotated[str, StringConstraints(min_length=1, max_length=64)]
 
 
+class PretrainedWeights(RequestBody):
+    """A safetensors file sent to ``/uploads`` before: a torchvision state dict, whose classifier is ignored."""
+
+    upload: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+
+
 class ModelRequest(RequestBody):
     """A model to train on a data set, or to register with weights that exist."""
 
@@ -67,6 +97,7 @@ class ModelRequest(RequestBody):
     architecture: Architecture
     training: Training = Training()
     weights: ExistingWeights | None = None
+    pretrained: PretrainedWeights | None = Field(None, description="Where the training of the backbone starts.")
 
 
 class RestoreRequest(RequestBody):

@@ -18,7 +18,7 @@ from app.kit.problems import ALREADY_EXISTS, FORBIDDEN, INVALID_REQUEST, Problem
 from app.ledger import service as ledger
 from app.ledger.kinds import LedgerKind
 from app.registry.lookup import get_version
-from app.registry.schemas import ModelRequest
+from app.registry.schemas import ModelRequest, SmallConv
 from app.tables import Alias, Dataset, Job, Model, Upload
 
 _UPLOAD_KEPT = timedelta(days=7)  # a registration may wait in the line longer than an upload is kept
@@ -28,8 +28,8 @@ def create_model(session: Session, caller: Caller, request: ModelRequest) -> tup
     """Create a model and queue the job that makes its first version.
 
     Raises:
-        Problem: ``invalid_request`` for a data set or upload that cannot be used, ``already_exists``, or ``forbidden``
-            for an id outside those the key is limited to.
+        Problem: ``invalid_request`` for a data set, upload or settings that cannot be used, ``already_exists``, or
+            ``forbidden`` for an id outside those the key is limited to.
     """
     model_id = request.id or f"model-{secrets.token_hex(4)}"
     if not caller.sees_model(model_id):
@@ -44,15 +44,25 @@ def create_model(session: Session, caller: Caller, request: ModelRequest) -> tup
         raise _invalid("/training/weight_decay", "not_convex", "With a frozen backbone the weight decay is above 0.")
     if training.frozen_backbone and training.augment:
         raise _invalid("/training/augment", "features_fixed", "With a frozen backbone images are not augmented.")
+    architecture = request.architecture.model_dump(mode="json")
     if request.weights is not None:
-        _keep_upload(session, caller, request.weights.upload)
+        _keep_upload(session, caller, request.weights.upload, "/weights/upload")
+    if request.pretrained is not None:
+        if request.weights is not None:
+            raise _invalid("/pretrained", "weights_given", "A registered model is not trained: leave one of them out.")
+        if isinstance(request.architecture, SmallConv):
+            raise _invalid("/pretrained", "not_pretrainable", "There are no pretrained weights of this architecture.")
+        upload = _keep_upload(session, caller, request.pretrained.upload, "/pretrained/upload")
+        if "normalisation" not in request.architecture.model_fields_set:
+            architecture["normalisation"] = "imagenet"
+        architecture["pretrained_sha256"] = upload.sha256
     created = session.execute(
         insert(Model)
         .values(
             id=model_id,
             title=request.title or model_id,
             dataset_id=dataset.id,
-            architecture=request.architecture.model_dump(mode="json"),
+            architecture=architecture,
             training=request.training.model_dump(mode="json"),
             created_by=caller.key_id,
         )
@@ -113,7 +123,7 @@ def move_alias(session: Session, caller: Caller, model: Model, name: str, number
     return alias
 
 
-def _keep_upload(session: Session, caller: Caller, upload_id: str) -> None:
+def _keep_upload(session: Session, caller: Caller, upload_id: str, pointer: str) -> Upload:
     upload = session.scalar(
         select(Upload)
         .where(
@@ -125,9 +135,10 @@ def _keep_upload(session: Session, caller: Caller, upload_id: str) -> None:
         .with_for_update()
     )
     if upload is None:
-        raise _invalid("/weights/upload", "unknown_upload", "This is not a weights upload of yours that waits.")
+        raise _invalid(pointer, "unknown_upload", "This is not a weights upload of yours that waits.")
     now = session.execute(select(func.now())).scalar_one()
     upload.expires_at = max(upload.expires_at, now + _UPLOAD_KEPT)
+    return upload
 
 
 def _invalid(pointer: str, code: str, message: str) -> Problem:

@@ -40,6 +40,7 @@ def train_concept_predictor(
     *,
     seed: int,
     progress: Progress,
+    initial: ConceptPredictor | None = None,
 ) -> tuple[ConceptPredictor, dict[str, Any]]:
     """Minimise the concept objective by Adam with a cosine schedule; keep the epoch with the best calibration loss.
 
@@ -49,12 +50,14 @@ def train_concept_predictor(
             ``λ`` of the objective whose data term is summed over concepts and averaged over samples.
         seed: of initial weights, batch order and augmentation.
         progress: called with (epochs done, epochs).
+        initial: where training starts and what is trained; if None a model of the architecture, drawn by the seed.
 
     Returns:
         The predictor in eval mode, and the history of the run.
     """
     device = train.images.device
-    model = build_concept_predictor(architecture, train.concepts.shape[1], seed=seed).to(device)
+    model = initial or build_concept_predictor(architecture, train.concepts.shape[1], seed=seed)
+    model = model.to(device)
     quick = quick_type(model)
     generator = torch.Generator().manual_seed(seed)
     epochs, size = training["epochs"], min(training["batch_size"], len(train))

@@ -80,7 +80,7 @@ class FrozenWorkbench(Workbench):
         """The base version's; before there is one, what the architecture, its pretrained weights and the seed say."""
         if self.task.base is not None:
             return super().model(self.task.base)[0].backbone
-        return self.initial_model().backbone.eval()
+        return self.initial_model(len(self.task.concepts), self.task.seed).backbone.eval()
 
     @cached_property
     def backbone_digest(self) -> str:

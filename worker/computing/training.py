@@ -70,6 +70,7 @@ def train_both(
         calibration,
         seed=seed,
         progress=lambda done, total: bench.progress(stage, which * total + done, repeats * total),
+        initial=bench.initial_model(train_rows.concepts.shape[1], seed),
     )
     label_predictor = converged_label_predictor(bench, model, train_rows)
     return model, label_predictor, history

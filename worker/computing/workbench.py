@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.artifacts import ArtifactStore
+from app.artifacts import ArtifactMissing, ArtifactStore
 from app.datasets.snapshots import Snapshot
 from worker.cbm.concept_predictor import ConceptPredictor, build_concept_predictor
 from worker.cbm.label_predictor import LabelPredictor
 from worker.cbm.metrics import concept_metrics, label_metrics
+from worker.cbm.pretrained import load_pretrained
 from worker.cbm.training import predict_logits
-from worker.cbm.weights import load_weights, save_weights
+from worker.cbm.weights import WeightsDoNotFit, load_weights, save_weights
 from worker.curvature.factors import Factors
 from worker.curvature.storage import load_factors, save_factors
 from worker.data.features import FeatureCache
@@ -72,11 +73,31 @@ class Workbench:
         IMAGES.forget(self.store, self.task.dataset_id, gone)
         FEATURES.forget(self.store, self.task.dataset_id, gone)
 
-    def initial_model(self, seed: int | None = None) -> ConceptPredictor:
-        """Where a training starts: initial weights by the seed, the task's if None."""
+    def initial_model(self, num_concepts: int, seed: int) -> ConceptPredictor:
+        """Where a training starts: weights drawn by the seed, the backbone's pretrained ones where it has any.
+
+        Raises:
+            TaskFailure: ``weights_do_not_fit``, or ``pretrained_missing`` where they are gone.
+        """
         task = self.task
-        seed = task.seed if seed is None else seed
-        return build_concept_predictor(task.architecture, len(task.concepts), seed=seed).to(self.device)
+        model = build_concept_predictor(task.architecture, num_concepts, seed=seed)
+        digest = task.architecture.get("pretrained_sha256")
+        if digest is not None:
+            try:
+                load_pretrained(model.backbone, self._pretrained(digest))
+            except WeightsDoNotFit as error:
+                raise TaskFailure("weights_do_not_fit", str(error)) from error
+        return model.to(self.device)
+
+    def _pretrained(self, digest: str) -> Path:
+        """The pretrained file: an artifact since the first training, as uploads expire and retrainings begin there."""
+        try:
+            return self.store.fetch(digest)
+        except ArtifactMissing:
+            upload = None if self.task.upload_id is None else self.store.upload_path(self.task.upload_id)
+            if upload is None or not upload.exists() or self.store.put(upload) != digest:
+                raise TaskFailure("pretrained_missing", "the pretrained weights are not stored any more") from None
+        return self.store.fetch(digest)
 
     def model(self, version: BaseVersion) -> tuple[ConceptPredictor, LabelPredictor]:
         """A published version's two predictors."""

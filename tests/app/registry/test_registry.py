@@ -85,6 +85,18 @@ def test_an_id_is_taken_once(with_data: Service) -> None:
         ({"architecture": {"name": "small_conv", "channels": 2}}, [("/architecture/channels", "literal_error")]),
         ({"architecture": {"name": "small_conv", "stem": "full"}}, [("/architecture/stem", "unknown_field")]),
         ({"architecture": {"name": "resnet18", "image_size": 513}}, [("/architecture/image_size", "less_than_equal")]),
+        (
+            {"architecture": {"name": "resnet50", "width_multiplier": 1.0}},
+            [("/architecture/width_multiplier", "unknown_field")],
+        ),
+        ({"architecture": {"name": "resnet34", "channels": 1}}, [("/architecture/channels", "literal_error")]),
+        ({"pretrained": {"upload": "up-absent"}}, [("/pretrained", "not_pretrainable")]),
+        (
+            {"architecture": {"name": "resnet18"}, "pretrained": {"upload": "up-absent"}},
+            [("/pretrained/upload", "unknown_upload")],
+        ),
+        ({"training": {"frozen_backbone": True, "weight_decay": 0.0}}, [("/training/weight_decay", "not_convex")]),
+        ({"training": {"frozen_backbone": True, "augment": True}}, [("/training/augment", "features_fixed")]),
         ({"training": {"learning_rate": 0}}, [("/training/learning_rate", "greater_than")]),
         ({"training": {"epochs": True}}, [("/training/epochs", "int_type")]),
         ({"training": {"augment": 1}}, [("/training/augment", "bool_type")]),
@@ -108,6 +120,43 @@ def test_each_split_needs_rows(service: Service) -> None:
         build_dataset(session, service.store, build_key(session)[0], rows_per_split=(4, 0, 4))
     errors = problem(service.post("/models", REQUEST), 422, "invalid_request")["errors"]
     assert [error["code"] for error in errors] == ["empty_split"]
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("resnet18", {"width": 64}),
+        ("resnet34", {"width": 64}),
+        ("resnet50", {"width": 64}),
+        ("mobilenet_v3_small", {"width_multiplier": 1.0}),
+        ("mobilenet_v3_large", {"width_multiplier": 1.0}),
+        ("efficientnet_b0", {"width_multiplier": 1.0}),
+    ],
+)
+def test_each_architecture_may_start_from_pretrained_weights(
+    with_data: Service, name: str, size: dict[str, Any]
+) -> None:
+    """Whoever brings them brings their normalisation, unless another is asked for."""
+    upload = {"upload": _upload(with_data, with_data.key)}
+    common = {"stem": "full", "image_size": 224, "channels": 3}
+    for given, pretrained, expected in (
+        ({}, None, {"normalisation": "symmetric"}),
+        ({}, upload, {"normalisation": "imagenet", "pretrained_sha256": "0" * 64}),
+        ({"normalisation": "symmetric"}, upload, {"normalisation": "symmetric", "pretrained_sha256": "0" * 64}),
+    ):
+        request = {"dataset": "digits", "architecture": {"name": name, **given}, "pretrained": pretrained}
+        answer = with_data.post("/models", request)
+        assert answer.status_code == 202, answer.text
+        assert answer.json()["kind"] == "train"
+        model = with_data.get(f"/models/{answer.json()['model']}").json()
+        assert model["architecture"] == {"name": name, **common, **size, **expected}
+
+
+def test_a_model_is_registered_or_starts_from_pretrained_weights(with_data: Service) -> None:
+    upload = {"upload": _upload(with_data, with_data.key)}
+    request = {"dataset": "digits", "architecture": {"name": "resnet18"}, "weights": upload, "pretrained": upload}
+    errors = problem(with_data.post("/models", request), 422, "invalid_request")["errors"]
+    assert [(error["pointer"], error["code"]) for error in errors] == [("/pretrained", "weights_given")]
 
 
 def test_weights_are_registered_and_their_upload_kept(with_data: Service) -> None:

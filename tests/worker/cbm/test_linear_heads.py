@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -38,9 +40,9 @@ def test_value_gradient_and_hessian_are_those_of_the_training_objective() -> Non
     objective = problem()
     theta = theta_of(objective)
     torch.testing.assert_close(objective.values(theta).sum(), training_objective(objective, theta))
-    gradient = torch.func.grad(lambda t: training_objective(objective, t))(theta)
-    torch.testing.assert_close(objective.gradients(theta), gradient)
-    hessian = torch.func.jacrev(torch.func.grad(lambda t: training_objective(objective, t)))(theta)
+    gradient = torch.func.grad(partial(training_objective, objective))
+    torch.testing.assert_close(objective.gradients(theta), gradient(theta))
+    hessian = torch.func.jacrev(gradient)(theta)
     vectors = theta_of(objective, seed=2)
     torch.testing.assert_close(
         objective.hessian_products(objective.weights(theta), vectors),
