@@ -14,6 +14,7 @@ import argparse
 import json
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from worker.computing.measuring import Measured, edited_groups
 from worker.computing.retraining import closure
 from worker.computing.training import train
 from worker.computing.workbench import Workbench
-from worker.tasks import BaseVersion, Task
+from worker.tasks import BaseVersion, Task, TaskFailure
 
 Row = dict[str, Any]
 TOLERANT = {"concept_f1": 1.0, "label_f1": 1.0}
@@ -78,7 +79,11 @@ def probed(road: Road, name: str, changes: SnapshotChanges, age: int) -> list[Ro
     retrained: float | None = None
     for factors, base in bases.items():
         start = time.perf_counter()
-        result = road.run("edit", base=base, changes=changes.to_json(), options={"tolerance": TOLERANT})
+        try:
+            result = road.run("edit", base=base, changes=changes.to_json(), options={"tolerance": TOLERANT})
+        except TaskFailure as refusal:
+            print(f"after {age} edits  {name}  {factors}  {refusal}", flush=True)
+            continue
         seconds = time.perf_counter() - start
         if retrained is None and result.snapshot_digest is not None:
             retrained = _loss_of_retrained(road, base, changes, result.snapshot_digest)
@@ -128,14 +133,19 @@ def run(seed: int, after: list[int], folder: Path) -> list[Row]:
     road = Road(seed, folder)
     sequence = Sequence(road, seed)
     rows: list[Row] = []
-    for number in range(max(after) + 1):
-        if number in after:
+    asked = 0
+    for made in range(max(after) + 1):
+        if made in after:
             for name, changes in sequence.probes.items():
-                rows += probed(road, name, changes, number)
-                for row in rows[-2:]:
+                found = probed(road, name, changes, made)
+                for row in found:
                     print(line(seed, row), flush=True)
-        changes = sequence.next(number)
-        result = road.run("edit", base=road.newest, changes=changes.to_json(), options={"tolerance": TOLERANT})
+                rows += found
+        result = None
+        while result is None:  # a refused edit makes no version; the next one follows
+            changes, asked = sequence.next(asked), asked + 1
+            with suppress(TaskFailure):
+                result = road.run("edit", base=road.newest, changes=changes.to_json(), options={"tolerance": TOLERANT})
         road.newest = road.version(road.newest.number + 1, result)
     return [{"seed": seed, **row} for row in rows]
 
