@@ -198,3 +198,16 @@ def test_the_stored_model_predicts_from_images_what_its_head_does_from_features(
     torch.testing.assert_close(
         predict_logits(view, features.images), predict_logits(whole, images.images), rtol=1e-5, atol=1e-5
     )
+
+
+def test_full_evidence_and_the_comparison_with_a_retraining(scene: Scene) -> None:
+    base = version(scene.train(training=FROZEN))
+    changes = changes_of(scene, "remove")
+    options = TOLERANT | {"evidence": "full", "reference_models": 2}
+    edited = scene.run(scene.task("edit", base=base, changes=changes.to_json(), options=options, training=FROZEN))
+    assert edited.report["evidence"]["rmia"]["reference_models"] == 2
+    child = version(edited, 2)
+    compared = {"base": base, "edited": child, "changes": changes.to_json(), "report": edited.report}
+    comparison = scene.run(scene.task("retrain", base=child, compared=compared, training=FROZEN)).report["comparison"]
+    assert comparison["rows"]["removed"]["closure"] == pytest.approx(1, abs=1e-5)
+    assert comparison["mean_abs_dp"]["edited"] < 1e-6
