@@ -188,16 +188,19 @@ class TestEffect:
         assert 0.9 * level <= group["loss_after"] <= 1.1 * level
 
     def test_withdrawn_labels_become_like_labels_never_given(self, world: World) -> None:
-        """Wrong ones, which the model had memorised: once forgotten, it contradicts them. Retrained without them it
-        does so more (three seeds: closures 0.47–0.80 on four scenes); what the concept gains shows on test rows."""
+        """Wrong ones, which the model had memorised: once forgotten, it contradicts them. Models trained without them
+        do so more, at a loss of 3.1; the movement alone stops at its level, and comes 0.47–0.80 of the way on four
+        scenes. What the concepts gain shows on test rows."""
         wrong = world.scene.wrong_labels(24).fixes
         changes = SnapshotChanges(fixes=tuple((row, concept, UNKNOWN) for row, concept, _ in wrong))
         report = world.scene.edit(world.base, changes, **TOLERANT).report
         assert report["edited_rows"].keys() == {"withdrawn"}
-        group, (step,) = report["edited_rows"]["withdrawn"], report["step"]["steps"]
-        assert (step["phase"], group["rows"]) == ("withdraw", len({row for row, _, _ in wrong}))
+        group, steps = report["edited_rows"]["withdrawn"], report["step"]["steps"]
+        (step,) = (step for step in steps if step["phase"] == "withdraw")
+        assert group["rows"] == len({row for row, _, _ in wrong})
         assert step["level"] > 3 * group["loss_before"]
-        assert 0.9 * step["level"] <= group["loss_after"] <= 1.1 * step["level"]
+        assert 0.9 * step["level"] <= step["loss_after"] <= step["level"]
+        assert 0.9 * step["level"] <= group["loss_after"] < 3.1
         assert report["metrics"]["after"]["concept_f1"] >= report["metrics"]["before"]["concept_f1"]
 
     def test_a_mixture_does_both(self, edits: dict[str, Result]) -> None:
