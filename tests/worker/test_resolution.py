@@ -71,6 +71,13 @@ def test_a_training_starts_from_the_data_set(workshop: Workshop) -> None:
     assert (task.concepts, task.classes, task.snapshot_digest) == (CONCEPTS, ["one", "two"], snapshot_digest(workshop))
 
 
+def test_a_training_may_start_from_pretrained_weights(workshop: Workshop) -> None:
+    workshop.add_model("digits")
+    request: Json = {"weights": None, "pretrained": {"upload": "up-2"}, "training": {"seed": 7}}
+    _, task = resolve(workshop, JobKind.TRAIN, request)
+    assert (task.kind, task.base, task.upload_id) == ("train", None, "up-2")
+
+
 def test_an_edit_is_resolved_to_ids_and_columns_of_its_base(workshop: Workshop) -> None:
     workshop.add_model("digits")
     operations = [
