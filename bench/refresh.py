@@ -88,9 +88,7 @@ def probed(road: Road, name: str, changes: SnapshotChanges, age: int) -> list[Ro
         if retrained is None and result.snapshot_digest is not None:
             retrained = _loss_of_retrained(road, base, changes, result.snapshot_digest)
         ((_, group),) = result.report["edited_rows"].items()
-        solves = [
-            step for step in result.report["step"]["steps"] if step["iterations"] and step["phase"] != "warm_pass"
-        ]
+        solves = [step for step in result.report["step"]["steps"] if step["iterations"]]
         rows.append(
             {
                 "edits": age,

@@ -61,11 +61,23 @@ class Twin:
         return self._twin
 
     @torch.no_grad()
-    def logits(self, images: Tensor) -> Tensor:
-        """Concept logits ``[n, k]`` in the model's type."""
+    def features(self, images: Tensor) -> Tensor:
+        """Penultimate features and a 1 for the bias ``[n, d + 1]`` in the model's type."""
         twin, wide = self.now(), next(self._model.parameters()).dtype
-        parts = [twin(self.images(images[part])).to(wide) for part in batches(len(images), images.device)]
-        return torch.cat(parts) if parts else images.new_zeros(0, twin.head.out_features, dtype=wide)
+        parts = [twin.backbone(self.images(images[part])).to(wide) for part in batches(len(images), images.device)]
+        found = torch.cat(parts) if parts else images.new_zeros(0, twin.head.in_features, dtype=wide)
+        return torch.cat([found, found.new_ones(len(found), 1)], dim=1)
+
+    @torch.no_grad()
+    def logits(self, images: Tensor) -> Tensor:
+        """Concept logits ``[n, k]`` in the model's type; its head, cheap as it is, is exact."""
+        return self.head(self.features(images))
+
+    @torch.no_grad()
+    def head(self, features: Tensor) -> Tensor:
+        """Concept logits ``[n, k]`` of features ``[n, d + 1]``."""
+        head = self._model.head
+        return features @ torch.cat([head.weight, head.bias[:, None]], dim=1).mT
 
     def images(self, images: Tensor) -> Tensor:
         """Images as the copy wants them."""

@@ -27,9 +27,20 @@ def concept_losses(logits: Tensor, concepts: Tensor) -> Tensor:
 @torch.no_grad()
 def predict_logits(model: nn.Module, images: Tensor, rows_at_a_time: int | None = None) -> Tensor:
     """Concept logits ``[n, k]`` in eval mode and in the model's own type: what is stored or judged by."""
-    model.eval()
+    return _predicted(model, images, rows_at_a_time)
+
+
+@torch.no_grad()
+def predict_features(model: ConceptPredictor, images: Tensor) -> Tensor:
+    """Penultimate features and a 1 for the bias ``[n, d + 1]``, as exact as :func:`predict_logits`."""
+    features = _predicted(model.eval().backbone, images)
+    return torch.cat([features, features.new_ones(len(features), 1)], dim=1)
+
+
+def _predicted(module: nn.Module, images: Tensor, rows_at_a_time: int | None = None) -> Tensor:
+    module.eval()
     chunks = torch.split(images, rows_at_a_time or batch_size(images.device))
-    return torch.cat([model(chunk.contiguous(memory_format=torch.channels_last)) for chunk in chunks])
+    return torch.cat([module(chunk.contiguous(memory_format=torch.channels_last)) for chunk in chunks])
 
 
 def train_concept_predictor(

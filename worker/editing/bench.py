@@ -27,7 +27,7 @@ Progress = Callable[[str, int, int], None]
 HELD_OUT_LIMIT = 1.1
 """A step may cost this much of the held-out concept loss, whatever it still has to reach."""
 
-MEASURED_ROWS = 128
+MEASURED_ROWS = 96
 """Of removed or learned rows at most, whose loss decides a length."""
 
 
@@ -38,11 +38,9 @@ class Settings:
     Attributes:
         iterations: of conjugate gradients, one exact product each.
         learning_iterations: the same for what is to be learned, where fewer overfit the sample less.
-        curvature_rows: rows the products average over; None takes a tenth of the data, at least 96, at most 512.
+        curvature_rows: rows the products average over; None takes a sixteenth of the data, at least 64, at most 512.
         sample_rows: of untouched rows that stand for all of them in gradients and losses.
         norm_rows: for gradient norms in the report.
-        warm_passes: at most, where a step did not teach the edited rows, or the rest paid for it.
-        warm_rate: learning rate of such a pass, as a share of the training's.
         statistics_rows: from which BatchNorm's statistics are computed anew after a removal.
         damping: ``d``; None takes the weight decay, at least a hundredth of the factors' mean eigenvalue.
         seed: of every sample drawn.
@@ -53,9 +51,7 @@ class Settings:
     curvature_rows: int | None = None
     sample_rows: int = 128
     norm_rows: int = 64
-    warm_passes: int = 2
-    warm_rate: float = 0.15
-    statistics_rows: int = 256
+    statistics_rows: int = 512
     damping: float | None = None
     seed: int = 0
 
@@ -88,13 +84,19 @@ class Bench:
         return max(self.weight_decay, 0.01 * self.factors.mean_eigenvalue)
 
     @property
-    def held_out(self) -> Tensor:
-        """Logits ``[n, k]`` of the held-out rows under the model as it is now; remembered until it moves."""
-        moved = tuple(tensor._version for tensor in (*self.model.parameters(), *self.model.buffers()))
+    def held_out_features(self) -> Tensor:
+        """Features ``[n, d + 1]`` of the held-out rows; remembered until the backbone moves."""
+        backbone = self.model.backbone
+        moved = tuple(tensor._version for tensor in (*backbone.parameters(), *backbone.buffers()))
         if self._remembered.get("moved") != moved:
-            self._remembered.update(moved=moved, logits=self.twin.logits(self.calibration.images))
-        logits: Tensor = self._remembered["logits"]
-        return logits
+            self._remembered.update(moved=moved, features=self.twin.features(self.calibration.images))
+        features: Tensor = self._remembered["features"]
+        return features
+
+    @property
+    def held_out(self) -> Tensor:
+        """Logits ``[n, k]`` of the held-out rows under the model as it is now."""
+        return self.twin.head(self.held_out_features)
 
     @property
     def held_out_losses(self) -> Tensor:
@@ -123,7 +125,7 @@ class Bench:
 
     def curvature_rows(self, data: EditedData) -> int:
         """How many rows products average over."""
-        return self.settings.curvature_rows or min(512, max(96, len(data.after) // 10))
+        return self.settings.curvature_rows or min(512, max(64, len(data.after) // 16))
 
     def solve(self, u: ParameterVector, data: EditedData, iterations: int | None = None) -> Solution:
         """The direction for ``u`` with curvature over a sample of the edited data set."""
@@ -158,7 +160,7 @@ def curvature_sample(data: EditedData, size: int, seed: int) -> tuple[LabelledIm
 class Step:
     """One step that was taken; ``unseen`` is the level of unseen rows with its interval.
 
-    ``iterations`` are of conjugate gradients, or passes of warming.
+    ``iterations`` are of conjugate gradients. The scale of a polish of the head is its proximal term's strength.
     """
 
     phase: str

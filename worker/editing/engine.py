@@ -22,7 +22,7 @@ from worker.curvature.factors import Factors
 from worker.curvature.surgery import drop_outputs
 from worker.data.tensors import LabelledImages
 from worker.editing.bench import Bench, Progress, Settings, Step, chosen
-from worker.editing.concepts import drop, extend
+from worker.editing.concepts import extend
 from worker.editing.edited_data import EditedData
 from worker.editing.forgetting import forget
 from worker.editing.gradients import after_gradient, edit_gradient, objective_gradient_norm
@@ -37,8 +37,8 @@ from worker.editing.guard import (
     require_utility,
 )
 from worker.editing.learning import learn
+from worker.editing.polishing import before_edit, polish
 from worker.editing.step import Line, inverse_factors, recompute_statistics
-from worker.editing.warming import warm
 from worker.editing.withdrawing import withdraw
 
 
@@ -147,20 +147,26 @@ def attempt(
         everyone = torch.arange(len(kept), device=kept.device)
         norm_rows = given.data.after.take(chosen(everyone, settings.norm_rows, settings.seed))
         gradient_before = objective_gradient_norm(bench.twin.now(), norm_rows, bench.weight_decay)
+        untouched = before_edit(bench, given.data)
         if len(given.data.removed):
             recompute_statistics(model, kept[chosen(everyone, settings.statistics_rows, settings.seed)])
     if method == "closed_form":
         with timings.stage("solving"):
             steps = [_closed_form_step(bench, given.data)]
+            logits = predict_logits(with_head_rows(model, _kept(given)), kept)
     else:
         steps = _moved(bench, given.data, timings)
+        with timings.stage("polish"):
+            polished = polish(bench, given.data, steps, untouched)
+            steps += polished.steps
+            logits = polished.logits[:, _kept(given)]
     step_norm = vectors.norm(vectors.axpy(-1.0, origin, vectors.from_parameters(model)))
     edited = with_head_rows(model, _kept(given))
     with timings.stage("label_predictor"):
         progress("label_predictor", 0, 1)
         held_out = bench.held_out
         require_finite(*model.state_dict().values(), bench.held_out_losses)
-        label_predictor = _label_predictor(given, edited, label_solver)
+        label_predictor = _label_predictor(given, torch.sigmoid(logits), label_solver)
     with timings.stage("guard"):
         before = _metrics(start, given.label_predictor, given, edited=False)
         after = _metrics(held_out[:, _kept(given)], label_predictor, given, edited=True)
@@ -174,7 +180,7 @@ def attempt(
             "norm": step_norm,
             "relative_norm": relative_norm,
             "damping": bench.damping,
-            "iterations": sum(step.iterations for step in steps if step.phase != "warm_pass"),
+            "iterations": sum(step.iterations for step in steps),
             "steps": [step.to_json() for step in steps],
             "curvature_rows": min(bench.curvature_rows(given.data), len(given.data.after)),
             "gradient_norm": {"before": gradient_before, "after": gradient_after},
@@ -223,19 +229,13 @@ def _prepared(given: EditInput) -> tuple[ConceptPredictor, Factors]:
 
 
 def _moved(bench: Bench, data: EditedData, timings: Timings) -> list[Step]:
-    """Every movement that the edit asks for, and warm passes where a step fell short or the rest paid.
+    """Every movement of the whole net that the edit asks for.
 
     They work on disjoint rows of one edited data set, so their order is a choice: what must be learned comes first,
     and forgetting last, because learning drifts back towards membership.
     """
-    start = bench.held_out_loss
     steps: list[Step] = []
-    for name, phase in (("drop", drop), ("extend", extend), ("learn", learn)):
-        with timings.stage(name):
-            steps += phase(bench, data)
-    with timings.stage("repair"):
-        steps += warm(bench, data, steps, start)
-    for name, movement in (("withdraw", withdraw), ("forget", forget)):
+    for name, movement in (("extend", extend), ("learn", learn), ("withdraw", withdraw), ("forget", forget)):
         with timings.stage(name):
             steps += movement(bench, data)
     return steps
@@ -260,9 +260,11 @@ def _closed_form_step(bench: Bench, data: EditedData) -> Step:
     )
 
 
-def _label_predictor(given: EditInput, edited: ConceptPredictor, solver: str) -> LabelPredictor:
+def _label_predictor(given: EditInput, after: Tensor, solver: str) -> LabelPredictor:
+    """Args:
+    after: concept probabilities of the edited train rows, ``[n, k']``.
+    """
     data, weight_decay = given.data, given.training["label_weight_decay"]
-    after = torch.sigmoid(predict_logits(edited, data.after.images))
     require_finite(after)
     if solver == "converged" or data.new:  # the paper has no theorem for new concepts
         start = grown_label_predictor(given.label_predictor, data.new).without_concepts(list(data.dropped))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from worker.cbm.arithmetic import Twin, batches
+from worker.cbm.arithmetic import Twin
 from worker.cbm.concept_predictor import HEAD, ConceptPredictor, with_head_rows
 from worker.cbm.label_predictor import LabelPredictor
 from worker.curvature import Factors, add_outputs
@@ -29,24 +29,15 @@ def grown(
         raise ValueError("new concepts are the last columns of the frame")
     result = with_head_rows(model, list(range(old)))
     head = nn.Linear(model.head.in_features, old + len(new)).to(model.head.weight)
+    twin = Twin(model)
     weights = logistic_rows(
-        features_of(model, train), train.concepts[:, new], features_of(model, held_out), held_out.concepts[:, new]
+        twin.features(train.images), train.concepts[:, new], twin.features(held_out.images), held_out.concepts[:, new]
     )
     with torch.no_grad():
         head.weight.copy_(torch.cat([model.head.weight, weights[:, :-1].to(head.weight)]))
         head.bias.copy_(torch.cat([model.head.bias, weights[:, -1].to(head.bias)]))
     result.head = head
     return result.eval()
-
-
-@torch.no_grad()
-def features_of(model: ConceptPredictor, rows: LabelledImages) -> Tensor:
-    """Penultimate features and a 1 for the bias ``[n, d + 1]``, at least in single precision."""
-    twin = Twin(model)
-    wide, backbone = next(model.parameters()).dtype, twin.now().backbone
-    parts = [backbone(twin.images(rows.images[part])).to(wide) for part in batches(len(rows), rows.images.device)]
-    features = torch.cat(parts)
-    return torch.cat([features, features.new_ones(len(features), 1)], dim=1)
 
 
 def logistic_rows(

@@ -88,7 +88,7 @@ def require_gain(steps: list[Step]) -> None:
     Raises:
         EditRefused: ``nothing_gained``.
     """
-    for phase, kinds in (("learn", ("learn", "warm_pass")), ("withdraw", ("withdraw",)), ("forget", ("forget",))):
+    for phase, kinds in (("learn", ("learn", "polish")), ("withdraw", ("withdraw",)), ("forget", ("forget",))):
         taken = [step for step in steps if step.phase in kinds]
         if not taken or taken[0].level is None:
             continue

@@ -1,4 +1,4 @@
-"""Corrected and added rows are learned: a step, and where it falls short or the rest pays, a warm pass."""
+"""Corrected and added rows are learned: a step of the whole net, to their level as far as it goes."""
 
 from __future__ import annotations
 

@@ -17,38 +17,36 @@ _RETREATS, _HALVINGS = 4, 10
 def scale_reaching(loss: Loss, level: float, *, most: float, iterations: int = 12) -> float:
     """The scale in ``[0, most]`` at which a rising ``loss`` reaches ``level``, from below.
 
-    From full length by doubling or halving, then by that many bisections between the last two: relative precision,
-    since directions may be many times too long. 0 where the level is reached from the start, ``most`` where never. A
-    loss that is not finite counts as past the level: the model has broken on the way.
+    From full length by doubling or halving, then by that many divisions between the last two: relative precision, since
+    directions may be many times too long. Every other division, the last one too, is where the chord meets the level:
+    a convex loss is just below it there. 0 where the level is reached from the start, ``most`` where never. A loss that
+    is not finite counts as past the level: the model has broken on the way.
     """
 
-    def past(scale: float) -> bool:
+    def measured(scale: float) -> tuple[float, float, bool]:
         value = loss(scale)
-        return not math.isfinite(value) or value >= level
+        return scale, value, not math.isfinite(value) or value >= level
 
-    if past(0.0):
+    low, high = measured(0.0), measured(min(1.0, most)) if most > 0 else (0.0, math.inf, True)
+    if low[2]:
         return 0.0
-    low, high = 0.0, min(1.0, most)
-    if past(high):
+    if high[2]:
         for _ in range(_HALVINGS):
-            if not past(high / 2):
-                low = high / 2
+            half = measured(high[0] / 2)
+            if not half[2]:
+                low = half
                 break
-            high /= 2
+            high = half
     else:
-        while True:
-            if high >= most:
+        while not high[2]:
+            if high[0] >= most:
                 return most
-            low, high = high, min(2 * high, most)
-            if past(high):
-                break
-    for _ in range(iterations):
-        middle = (low + high) / 2
-        if past(middle):
-            high = middle
-        else:
-            low = middle
-    return low
+            low, high = high, measured(min(2 * high[0], most))
+    for left in range(iterations, 0, -1):
+        share = (level - low[1]) / (high[1] - low[1]) if left % 2 and math.isfinite(high[1]) else 0.5
+        place = measured(low[0] + min(max(share, 0.05), 0.95) * (high[0] - low[0]))
+        low, high = (low, place) if place[2] else (place, high)
+    return low[0]
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from tests.worker.editing.moving import CALIBRATION, TRAIN, trained_net
 from tests.worker.editing.rows import edited, random_rows
+from worker.cbm.arithmetic import Twin
 from worker.cbm.concept_predictor import with_head_rows
 from worker.cbm.label_predictor import LabelPredictor
 from worker.editing.edited_data import UNKNOWN
-from worker.editing.growth import features_of, grown, grown_label_predictor, logistic_rows
+from worker.editing.growth import grown, grown_label_predictor, logistic_rows
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -49,7 +50,7 @@ def test_rows_are_the_regression_with_the_l2_that_serves_held_out_rows_best() ->
 
 def test_features_end_in_a_one_and_give_the_logits() -> None:
     model = trained_net()
-    features = features_of(model, TRAIN)
+    features = Twin(model).features(TRAIN.images)
     weights = torch.cat([model.head.weight, model.head.bias[:, None]], dim=1)
     with torch.no_grad():
         torch.testing.assert_close(features @ weights.T, model(TRAIN.images), rtol=0, atol=1e-12)

@@ -72,7 +72,7 @@ def step(phase: str, before: float, after: float, level: float | None) -> Step:
         pytest.param([], id="no step was needed"),
         pytest.param([step("learn", 1.0, 0.5, 0.4)], id="learned"),
         pytest.param([step("learn", 1.0, 0.96, 0.4), step("learn", 0.96, 0.9, 0.4)], id="learned in two steps"),
-        pytest.param([step("learn", 1.0, 1.0, 0.4), step("warm_pass", 1.0, 0.5, 0.4)], id="learned by a warm pass"),
+        pytest.param([step("learn", 1.0, 1.0, 0.4), step("polish", 1.0, 0.5, 0.4)], id="learned by the polish"),
         pytest.param([step("forget", 0.2, 0.6, 0.7)], id="forgotten"),
         pytest.param([step("forget", 0.5, 0.5, 0.51)], id="there was nothing to speak of to forget"),
         pytest.param([step("drop", 1.0, 1.0, None)], id="plainly dropped"),

@@ -13,7 +13,7 @@ from tests.worker.editing.rows import CONCEPTS, edited, objective_gradient, rand
 from worker.cbm.concept_predictor import ConceptPredictor
 from worker.cbm.training import concept_losses, predict_logits
 from worker.curvature import vectors
-from worker.editing.concepts import drop, extend
+from worker.editing.concepts import extend
 from worker.editing.edited_data import UNKNOWN
 from worker.editing.forgetting import forget
 from worker.editing.learning import learn
@@ -62,24 +62,10 @@ def test_directions_of_forgetting_are_for_the_removed_rows_alone(trained: Concep
         torch.testing.assert_close(u[name], value, rtol=0, atol=1e-11)
 
 
-def test_dropping_follows_the_kept_objective_and_leaves_dropped_rows(trained: ConceptPredictor) -> None:
-    data = edited(TRAIN, dropped=(0, 3))
-    bench = bench_of(trained, masked(CALIBRATION, (0, 3)))
-    (step,) = drop(bench, data)
-    ((_, u),) = bench.solved
-    for name, value in objective_gradient(trained, data.after, TRAINING["weight_decay"]).items():
-        torch.testing.assert_close(u[name], -value, rtol=0, atol=1e-11)
-    assert torch.equal(bench.model.head.weight[[0, 3]], trained.head.weight[[0, 3]])
-    assert torch.equal(bench.model.head.bias[[0, 3]], trained.head.bias[[0, 3]])
-    # Never worse for unseen rows than plain deletion of the head's rows.
-    assert step.loss_after <= step.loss_before
-    assert step.loss_after == pytest.approx(bench.loss(masked(CALIBRATION, (0, 3))), rel=1e-12)
-
-
 def test_phases_without_rows_of_their_own_do_nothing(trained: ConceptPredictor) -> None:
     bench = bench_of(trained)
     data = edited(TRAIN)
-    assert drop(bench, data) == learn(bench, data) == forget(bench, data) == []
+    assert extend(bench, data) == learn(bench, data) == forget(bench, data) == []
     assert not bench.solved
     for name, value in trained.state_dict().items():
         assert torch.equal(bench.model.state_dict()[name], value)
