@@ -38,6 +38,7 @@ from worker.cbm.training import concept_losses, predict_logits
 from worker.curvature import Factors
 from worker.data.tensors import LabelledImages
 from worker.editing.bench import Settings
+from worker.editing.guard import EditRefused
 from worker.evidence.membership import loss_attack_auc
 
 BASE_SEED = 0
@@ -257,7 +258,8 @@ class Bench:
         kind = "closed_form" if method == "closed_form" else "solve"
         settings = Settings(seed=self.seed, **({"iterations": 0} if method == "ekfac_step" else {}))
         made = edited(self.recipe, base, factors, request, method=kind, settings=settings)  # type: ignore[arg-type]
-        if made is None:
+        if isinstance(made, EditRefused):
+            print(f"{method}: refused ({made.code}): {made.detail}", file=sys.stderr)
             return None
         model, seconds, report = made
         if self.options.stages and method == "ours":

@@ -112,13 +112,16 @@ def edited(
     *,
     method: Literal["solve", "closed_form"] = "solve",
     settings: Settings | None = None,
-) -> tuple[Settled, float, dict[str, Any]] | None:
-    """The engine's model, its seconds and its report; None where the engine refuses.
+    refit: bool = True,
+) -> tuple[Settled, float, dict[str, Any]] | EditRefused:
+    """The engine's model, its seconds and its report; where the engine refuses, the refusal, which says why.
 
-    The closed form refits its factors, and that time is in its seconds; the other methods use ``factors`` as they are.
+    Args:
+        refit: whether the closed form fits its factors anew, within its seconds, as the service has it; the other
+            methods use ``factors`` as they are in either case.
     """
     start = now(request.calibration)
-    if method == "closed_form":
+    if refit and method == "closed_form":
         factors = factors_of(base[0], request.before)
     given = EditInput(
         model=base[0],
@@ -139,8 +142,8 @@ def edited(
             settings=settings or Settings(),
             progress=lambda stage, done, total: None,
         )
-    except EditRefused:
-        return None
+    except EditRefused as refused:
+        return refused
     return (outcome.model, outcome.label_predictor), now(request.calibration) - start, outcome.report
 
 

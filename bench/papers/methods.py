@@ -15,6 +15,7 @@ from papers.scores import Scores, predictions, scores_of
 from papers.states import Edit, State, in_columns, request_of
 from worker.curvature import CurvatureError, Factors, drop_outputs
 from worker.editing.bench import Settings
+from worker.editing.guard import EditRefused
 
 METHODS = ("retrain", "cbm_if", "closed_form", "ours")
 """Training anew; influence without EK-FAC; the paper's CCBM, one EK-FAC step; this project's engine."""
@@ -100,7 +101,7 @@ class Workshop:
         request = request_of(edit, self.data.calibration)
         if method not in self._warm:  # kernels are chosen and memory is taken the first time
             self._warm.add(method)
-            self._edited(method, base, factors, request, seed)
+            self._edited(method, base, factors, request, seed, refit=False)  # a fit has been done before
         outcome = self._edited(method, base, factors, request, seed)
         self._told(method, edit, outcome)
         return outcome
@@ -143,16 +144,19 @@ class Workshop:
         """Of a model with the state's columns, on the test rows."""
         return scores_of(model, self.data.test, state.columns, len(self.data.classes))
 
-    def _edited(self, method: str, base: Settled, factors: Factors, request: Request, seed: int) -> Outcome:
+    def _edited(
+        self, method: str, base: Settled, factors: Factors, request: Request, seed: int, *, refit: bool = True
+    ) -> Outcome:
         try:
             if method == "cbm_if":
                 return Outcome(*direct_influence(self.recipe, base, request, self.options.direct, seed))
             kind: Literal["closed_form", "solve"] = "closed_form" if method == "closed_form" else "solve"
-            made = edited(self.recipe, base, factors, request, method=kind, settings=Settings(seed=seed))
+            settings = Settings(seed=seed)
+            made = edited(self.recipe, base, factors, request, method=kind, settings=settings, refit=refit)
         except CurvatureError as error:  # of a model that an earlier step has ruined
             return Outcome(None, None, {"failure": str(error)})
-        if made is None:
-            return Outcome(None, None, {"failure": "refused by the engine's guard"})
+        if isinstance(made, EditRefused):
+            return Outcome(None, None, {"failure": f"refused ({made.code}): {made.detail}"})
         model, seconds, report = made
         return Outcome(model, seconds, {"relative_norm": report["step"]["relative_norm"]})
 
