@@ -56,13 +56,25 @@ def _few_rows(few: Sequence[Attack]) -> Json:
         "sentence": f"{members} removed and {others} unseen rows are too few for a verdict on whether the model still "
         f"knows the removed ones: that takes {FEW_ROWS} of each. Read the intervals, each of which holds the attack's "
         "area with 95% confidence: "
-        + (f"0.5 is outside that of the {' and of the '.join(off)}." if off else "0.5 is in all of them."),
+        + (f"0.5 is outside that of the {' and of the '.join(off)}." if off else "0.5 is in all of them.")
+        + (_advice(few) if members < FEW_ROWS else ""),
         "numbers": {
             "members": members,
             "non_members": others,
             "intervals": {f"{attack.name}.{attack.output}": _ends(found) for attack, found in intervals},
         },
     }
+
+
+def _advice(few: Sequence[Attack]) -> str:
+    """What tells more of so few removed rows, as far as it has not been done."""
+    if all(attack.name != "rmia" for attack in few):
+        asked = 'evidence "full" with reference models'
+        asked += " or a retraining" if all("retrained" not in attack.runs for attack in few) else ""
+        return f" For so few rows ask for {asked}: the loss attack takes hard rows for forgotten ones."
+    if all("retrained" not in attack.runs for attack in few):
+        return " For so few rows compare with a retraining."
+    return ""
 
 
 def _memorised(read: Sequence[Attack], concept_f1: tuple[float, float] | None) -> list[Json]:

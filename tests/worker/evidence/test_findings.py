@@ -94,7 +94,22 @@ def test_few_rows_get_an_interval_and_no_verdict(m: int, n: int) -> None:
 )
 def test_few_rows_are_told_whether_one_half_is_ruled_out(after: float, words: str) -> None:
     (few,) = findings([attack(before=0, after=after, m=6)], None)
-    assert few["sentence"].endswith(words)
+    assert words in few["sentence"]
+
+
+def test_few_removed_rows_are_told_what_tells_more() -> None:
+    def sentence(*some: Attack) -> str:
+        (few,) = [one for one in findings(some, None) if one["code"] == "few_rows"]
+        return str(few["sentence"])
+
+    few, by_rmia = attack(before=0, m=6), attack(before=0, m=6, name="rmia")
+    retrained = {"retrained": [scores(9, 0.0, m=6)]}
+    compared, both = (Attack(one.name, one.output, {**one.runs, **retrained}) for one in (few, by_rmia))
+    assert 'evidence "full" with reference models or a retraining' in sentence(few)
+    assert 'evidence "full" with reference models: ' in sentence(compared)
+    assert sentence(few, by_rmia).endswith("compare with a retraining.")
+    assert "For so few rows" not in sentence(compared, both)
+    assert "For so few rows" not in sentence(attack(before=0, m=60, n=40)), "here the test rows are few"
 
 
 def test_an_attack_with_enough_rows_is_judged_beside_one_with_few() -> None:
