@@ -17,7 +17,7 @@ from worker.cbm.label_predictor import LabelPredictor
 from worker.computing.factors import ChosenFactors, factors_for
 from worker.computing.frame import Frame
 from worker.computing.frozen import is_frozen
-from worker.computing.measuring import Measured, audited, edited_groups, edited_rows, membership
+from worker.computing.measuring import Measured, audited, claim_of, edited_groups, edited_rows, membership
 from worker.computing.references import trained_references
 from worker.computing.training import train_both
 from worker.computing.voting import votes_report
@@ -119,7 +119,14 @@ def computed(bench: Workbench, *, shows_refused: bool = False) -> Edited:
     evidence = (
         None
         if level == "none"
-        else audited(frame, {"before": [before], "after": [after]}, level=level, seed=task.seed, references=references)
+        else audited(
+            frame,
+            {"before": [before], "after": [after]},
+            level=level,
+            seed=task.seed,
+            references=references,
+            claim=claim_of(task.training),
+        )
     )
     report: dict[str, Any] = {
         "kind": "edit",

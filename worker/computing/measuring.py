@@ -18,6 +18,7 @@ from worker.cbm.label_predictor import LabelPredictor
 from worker.cbm.metrics import concept_metrics
 from worker.cbm.training import concept_losses, predict_logits
 from worker.computing.frame import Frame
+from worker.computing.frozen import is_frozen
 from worker.computing.workbench import scores
 from worker.data.tensors import LabelledImages
 from worker.evidence.audit import Losses, References, attacks, design, readings
@@ -26,6 +27,13 @@ from worker.evidence.membership import RowLosses
 
 CLAIM = "approximate, audited"
 """What an edit may claim: its effect is measured, and what is measured is not a proof."""
+CLAIM_OF_HEADS = "exact for the concept heads, given fixed features of the backbone"
+"""What an edit of a model with a frozen backbone may claim: its certificate says what that covers, and what not."""
+
+
+def claim_of(training: Mapping[str, Any]) -> str:
+    """What edits of a model with these training settings may claim."""
+    return CLAIM_OF_HEADS if is_frozen(training) else CLAIM
 
 
 def edited_groups(frame: Frame) -> dict[str, LabelledImages]:
@@ -155,6 +163,7 @@ def audited(
     level: str,
     seed: int,
     references: References | None,
+    claim: str,
 ) -> dict[str, Any]:
     """Evidence of forgetting: attacks on removed train rows against test rows, under each model, and findings.
 
@@ -163,11 +172,12 @@ def audited(
         level: ``standard`` or ``full``, for the report.
         seed: of the split of test rows and of the reference models, for the report.
         references: set for ``full``, where rows were removed.
+        claim: of the edit, for the report.
     """
     members = len(frame.train.removed)
     evidence: dict[str, Any] = {
         "level": level,
-        "claim": CLAIM,
+        "claim": claim,
         "members": members,
         "non_members": len(frame.test),
         "attacks": {},

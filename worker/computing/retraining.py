@@ -14,7 +14,7 @@ from app.datasets.snapshots import SnapshotChanges
 from worker.cbm.concept_predictor import ConceptPredictor
 from worker.cbm.label_predictor import LabelPredictor
 from worker.computing.frame import Frame
-from worker.computing.measuring import Measured, audited, edited_groups, edited_rows, membership
+from worker.computing.measuring import Measured, audited, claim_of, edited_groups, edited_rows, membership
 from worker.computing.references import trained_references
 from worker.computing.training import train_both
 from worker.computing.workbench import Workbench, metrics
@@ -109,6 +109,7 @@ def _comparison(bench: Workbench, retrained: list[Predictors], measured: list[di
         level=evidence["level"],
         seed=evidence["seed"],
         references=references,
+        claim=claim_of(bench.task.training),
     )
     report = compared["report"].get("metrics", {})
     measures = [one.test_metrics(edited_version.concepts, shared=True) for one in anew]

@@ -109,6 +109,7 @@ def test_the_report_says_what_is_certified_and_what_is_not(scene: Scene) -> None
     assert report["edited_rows"]["removed"]["rows"] == 12
     assert report["edited_rows"]["removed"]["loss_after"] > report["edited_rows"]["removed"]["loss_before"]
     assert report["membership"]["members"] == 12
+    assert report["evidence"]["claim"] == "exact for the concept heads, given fixed features of the backbone"
     assert report["step"]["gradient_norm"]["after"] < 1e-4 * report["step"]["gradient_norm"]["before"]
     certificate = report["certificate"]
     step = certificate["newton_step"]
@@ -209,5 +210,6 @@ def test_full_evidence_and_the_comparison_with_a_retraining(scene: Scene) -> Non
     child = version(edited, 2)
     compared = {"base": base, "edited": child, "changes": changes.to_json(), "report": edited.report}
     comparison = scene.run(scene.task("retrain", base=child, compared=compared, training=FROZEN)).report["comparison"]
+    assert comparison["evidence"]["claim"] == edited.report["evidence"]["claim"]
     assert comparison["rows"]["removed"]["closure"] == pytest.approx(1, abs=1e-5)
     assert comparison["mean_abs_dp"]["edited"] < 1e-6
