@@ -91,6 +91,6 @@ def workbench_for(
     task: Task, store: ArtifactStore, device: str, progress: Callable[[str, int, int], None]
 ) -> Workbench:
     """The workbench of a task: of a model with a frozen backbone, where the job only concerns its heads."""
-    concerns_heads = task.kind in ("train", "register", "edit", "preview", "retrain")
+    concerns_heads = task.kind in ("train", "register", "edit", "preview", "retrain", "insight")
     kind = FrozenWorkbench if is_frozen(task.training) and concerns_heads else Workbench
     return kind(task, store, device, progress)

@@ -8,20 +8,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from worker.cbm.concept_predictor import HEAD
+from worker.cbm.head_training import joint
+from worker.cbm.linear_heads import HeadObjective, feature_matrix
 from worker.cbm.training import predict_logits
 from worker.computing.factors import fit_on
+from worker.computing.frozen import is_frozen
 from worker.computing.workbench import Workbench
 from worker.curvature.factors import Factors
 from worker.data.tensors import LabelledImages
 from worker.editing.bench import chosen
 from worker.editing.step import Curvature
 from worker.insight.changes import Predictions, changes
+from worker.insight.heads import head_leverages, head_slopes, target_gradients
 from worker.insight.importance import LabelledConcepts, agreement, drop_effects
 from worker.insight.labels import UNKNOWN, flip_effects, label_influences, mean_loss_gradient, slopes
 from worker.insight.suspects import falling_ranks, label_losses, leverages, self_influences, suspicion
@@ -97,10 +101,31 @@ class View:
     def weight_decay(self) -> float:
         return float(self.bench.task.training["weight_decay"])
 
-    @property
+    @cached_property
+    def heads(self) -> HeadObjective | None:
+        """What the heads minimise on the training rows, where the backbone is frozen: its Hessian needs no factors."""
+        return self.objective_of(self.train) if is_frozen(self.bench.task.training) else None
+
+    def objective_of(self, rows: LabelledImages) -> HeadObjective:
+        """Of heads on rows that are features."""
+        return HeadObjective(feature_matrix(rows), rows.concepts, self.weight_decay)
+
+    @cached_property
     def damping(self) -> float:
-        """As of edits: the weight decay, at least a hundredth of the factors' mean eigenvalue."""
+        """As of edits: the weight decay, at least a hundredth of the factors' mean eigenvalue where there are some."""
+        if self.heads is not None:
+            return self.weight_decay
         return max(self.weight_decay, 0.01 * self.factors.mean_eigenvalue)
+
+    @cached_property
+    def leverages(self) -> Tensor:
+        """Of the training rows' logits in the head, ``[n, k]``."""
+        if self.heads is not None:
+            report = partial(self.bench.progress, "leverages")
+            return head_leverages(self.heads, joint(self.model), report)
+        with torch.no_grad():
+            features = predict_logits(self.model.backbone, self.train.images)
+        return leverages(self.factors.layers[HEAD], features, self.damping)
 
     def labelled(self, rows: LabelledImages) -> LabelledConcepts:
         return LabelledConcepts(torch.sigmoid(predict_logits(self.model, rows.images)), rows.classes)
@@ -176,12 +201,9 @@ def influential_labels(view: View) -> Json:
 
 def suspected_labels(view: View) -> Json:
     """The training labels most likely wrong, beside where their plain loss ranks them."""
-    factors, damping = view.factors, view.damping
     along, concepts = view.along_held_out, view.train.concepts
-    with torch.no_grad():
-        features = predict_logits(view.model.backbone, view.train.images)
     effects = flip_effects(along.slopes, concepts)
-    self_influence = self_influences(along.logits, concepts, leverages(factors.layers[HEAD], features, damping))
+    self_influence = self_influences(along.logits, concepts, view.leverages)
     losses = label_losses(along.logits, concepts)
     scores = suspicion(self_influence, -effects, concepts)
     shown = {
@@ -193,7 +215,7 @@ def suspected_labels(view: View) -> Json:
     }
     return {
         "layer": HEAD,
-        "damping": damping,
+        "damping": view.damping,
         "solve": along.solve,
         "labels_known": int((concepts != UNKNOWN).sum()),
         "labels": _labels(view, along.logits, scores, shown),
@@ -212,6 +234,8 @@ class Along:
 
 def along_descent(view: View, target: LabelledImages) -> Along:
     """One solve for the mean concept loss of the target rows, and one forward-mode pass over the training rows."""
+    if view.heads is not None:
+        return _along_heads(view, view.heads, target)
     everyone = torch.arange(len(view.train), device=view.train.images.device)
     rows = view.train.take(chosen(everyone, CURVATURE_ROWS, view.bench.task.seed))
     weights = torch.ones(len(rows), device=rows.images.device)
@@ -237,6 +261,21 @@ def along_descent(view: View, target: LabelledImages) -> Along:
         "curvature_rows": len(rows),
     }
     return Along(logits, along, len(target), told)
+
+
+def _along_heads(view: View, heads: HeadObjective, target: LabelledImages) -> Along:
+    """The same where the backbone is frozen: exact, one factorisation per concept."""
+    theta = joint(view.model)
+    gradients = target_gradients(view.objective_of(target), theta)
+    found = head_slopes(heads, theta, gradients, partial(view.bench.progress, "solving"))
+    told: Json = {
+        "iterations": 0,
+        "relative_residual": found.relative_residual,
+        "stop": "direct",
+        "damping": view.weight_decay,
+        "curvature_rows": len(view.train),
+    }
+    return Along(found.logits, found.slopes, len(target), told)
 
 
 def changed_predictions(view: View) -> Json:
