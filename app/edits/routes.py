@@ -19,6 +19,7 @@ from app.edits.resolution import Resolution
 from app.edits.schemas import EditRequest, FactorsRequest, RetrainingRequest
 from app.edits.service import (
     BASE_VERSION_CHANGED,
+    FACTORS_NOT_NEEDED,
     INVALID_EDIT,
     JOB_FINISHED,
     cancel,
@@ -296,12 +297,12 @@ def cancel_job(model_id: str, job_id: str, services: ServicesDep, caller: Creato
     status_code=202,
     summary="Fit curvature factors",
     response_model=JobBody,
-    responses=problem_responses(NOT_FOUND, MODEL_HAS_NO_VERSION, *CREATING_PROBLEMS),
+    responses=problem_responses(NOT_FOUND, MODEL_HAS_NO_VERSION, FACTORS_NOT_NEEDED, *CREATING_PROBLEMS),
 )
 def fit_factors(
     model_id: str, body: FactorsRequest, services: ServicesDep, caller: Creator, key: IdempotencyKeyDep
 ) -> JSONResponse:
-    """Queue a fit; the version's later children inherit the factors."""
+    """Queue a fit; the version's later children inherit the factors. A model with a frozen backbone needs none."""
     return _queue(services, caller, model_id, JobKind.FIT_FACTORS, body=body, key=key)
 
 

@@ -36,6 +36,12 @@ INVALID_EDIT = register_problem_type(
 BASE_VERSION_CHANGED = register_problem_type(
     "base_version_changed", 409, "Another version is the newest", "Read the model again, then decide anew."
 )
+FACTORS_NOT_NEEDED = register_problem_type(
+    "factors_not_needed",
+    409,
+    "The model needs no curvature factors",
+    "Edit it as it is: where the backbone is frozen, edits are exact without them.",
+)
 JOB_FINISHED = register_problem_type("job_finished", 409, "The job has ended already", "Read the job for its result.")
 
 
@@ -111,9 +117,12 @@ def queue_work(
     """Queue a fit of factors, or a retraining.
 
     Raises:
-        Problem: ``model_has_no_version``, or ``invalid_request`` for a version that there is not.
+        Problem: ``model_has_no_version``, ``factors_not_needed`` for a model with a frozen backbone, or
+            ``invalid_request`` for a version that there is not.
     """
     newest_version(session, model)
+    if kind is JobKind.FIT_FACTORS and model.training.get("frozen_backbone", False):
+        raise Problem(FACTORS_NOT_NEEDED, "The model's backbone is frozen.")
     if request.version is not None:
         version = session.get(Version, (model.id, request.version))
         if version is None or version.state != "ready":

@@ -341,6 +341,16 @@ def test_factors_and_retrainings_are_queued(ready: Service) -> None:
     assert len(ready.doorbell.rung) == 2
 
 
+def test_a_model_with_a_frozen_backbone_needs_no_factors(ready: Service) -> None:
+    with ready.sessions.begin() as session:
+        model = session.get_one(Model, "digits-model")
+        model.training = {**model.training, "frozen_backbone": True}
+    found = problem(ready.post("/models/digits-model/factors", {}), 409, "factors_not_needed")
+    assert found["detail"] == "The model's backbone is frozen."
+    assert ready.doorbell.rung == []
+    assert ready.post("/models/digits-model/retrainings", {}).status_code == 202
+
+
 def test_a_limited_compliance_key_edits_its_model(ready: Service) -> None:
     key = ready.key_of(Role.COMPLIANCE, models=["digits-model"])
     assert ready.post(EDITS, {"operations": [_remove(subjects=("s-0",))]}, key=key).status_code == 202
