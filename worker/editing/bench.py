@@ -160,7 +160,7 @@ def curvature_sample(data: EditedData, size: int, seed: int) -> tuple[LabelledIm
 class Step:
     """One step that was taken; ``unseen`` is the level of unseen rows with its interval.
 
-    ``iterations`` are of conjugate gradients. The scale of a polish of the head is its proximal term's strength.
+    ``iterations`` are of conjugate gradients. A polish of the head has none, and is not scaled.
     """
 
     phase: str
@@ -215,7 +215,10 @@ def known_labels(rows: LabelledImages) -> Tensor:
 
 def chosen(positions: Tensor, size: int, seed: int) -> Tensor:
     """At most ``size`` of the positions, by the seed."""
-    if len(positions) <= size:
-        return positions
+    return positions if len(positions) <= size else shuffled(positions, seed)[:size]
+
+
+def shuffled(positions: Tensor, seed: int) -> Tensor:
+    """The positions in an order by the seed."""
     generator = torch.Generator().manual_seed(seed)
-    return positions[torch.randperm(len(positions), generator=generator)[:size].to(positions.device)]
+    return positions[torch.randperm(len(positions), generator=generator).to(positions.device)]

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from worker.cbm.training import concept_losses, predict_features
 from worker.data.tensors import LabelledImages
-from worker.editing.bench import HELD_OUT_LIMIT, MEASURED_ROWS, Bench, Step, chosen
+from worker.editing.bench import HELD_OUT_LIMIT, MEASURED_ROWS, Bench, Step, chosen, shuffled
 from worker.editing.edited_data import UNKNOWN, EditedData
 
 RESTORING = 0.03
@@ -66,7 +66,7 @@ class Polished:
 def before_edit(bench: Bench, data: EditedData) -> Before:
     """Measured where the model is now."""
     size = bench.settings.sample_rows
-    rest = chosen(data.untouched, 2 * size, bench.settings.seed)[-size:]  # the first ones are the gradients' sample
+    rest = shuffled(data.untouched, bench.settings.seed)[: 2 * size][-size:]  # the first ones are the gradients' sample
     loss = bench.loss(_shared_labels(data, rest)) if len(rest) else 0.0
     return Before(rest, loss, positive_shares(data, torch.sigmoid(bench.held_out)))
 
@@ -109,7 +109,7 @@ def polish(bench: Bench, data: EditedData, steps: list[Step], start: Before) -> 
     best = first
     if len(rest) and rest_loss(first) > start.rest_loss:
         best = _falling_to(rest_loss, first, moved(first, RESTORING), start.rest_loss)
-        if not held_out_loss(best) <= limit:
+        if not (held_out_loss(best) <= limit and rest_loss(best) < rest_loss(first)):  # where many rows are edited
             best = first
     level = taught[-1].level if taught else None
     if level is not None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 
-from tests.worker.editing.moving import CALIBRATION, TRAIN, bench_of, flipped, trained_net
+from tests.worker.editing.moving import CALIBRATION, TRAIN, Recorder, bench_of, flipped, trained_net
 from tests.worker.editing.rows import edited, random_rows
 from worker.cbm.training import concept_losses, predict_logits
+from worker.curvature import vectors
 from worker.editing.bench import curvature_sample
+from worker.editing.step import Line, recompute_statistics
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -48,11 +53,55 @@ class TestCurvatureSample:
         assert first != other
 
 
-def test_held_out_losses_are_those_of_where_the_model_is() -> None:
-    bench = bench_of(trained_net())
-    for _ in range(2):
-        expected = concept_losses(predict_logits(bench.model, CALIBRATION.images), CALIBRATION.concepts)
-        torch.testing.assert_close(bench.held_out_losses, expected, rtol=0, atol=1e-12)
-        assert bench.held_out is bench.held_out  # not computed twice
+class TestHeldOut:
+    """Features are remembered while the backbone stays; the head is applied anew."""
+
+    @staticmethod
+    def passes_of(bench: Recorder, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """To be: how many rows each pass through the backbone is of."""
+        passes: list[int] = []
+        features = bench.twin.features
+
+        def counted(images: Tensor) -> Tensor:
+            passes.append(len(images))
+            return features(images)
+
+        monkeypatch.setattr(bench.twin, "features", counted)
+        return passes
+
+    @staticmethod
+    def require_true(bench: Recorder) -> None:
+        expected = predict_logits(bench.model, CALIBRATION.images)
+        torch.testing.assert_close(bench.held_out, expected, rtol=0, atol=1e-12)
+        losses = concept_losses(expected, CALIBRATION.concepts)
+        torch.testing.assert_close(bench.held_out_losses, losses, rtol=0, atol=1e-12)
+        assert bench.held_out_loss == pytest.approx(float(losses.mean()), rel=1e-12)
+
+    def test_the_head_moves_without_another_pass(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        bench = bench_of(trained_net())
+        passes = self.passes_of(bench, monkeypatch)
+        self.require_true(bench)
         with torch.no_grad():
-            bench.model.get_buffer("backbone.1.running_mean").add_(0.1)  # statistics move a model too
+            bench.model.head.weight.mul_(1.1)
+            bench.model.head.bias.add_(0.3)
+        self.require_true(bench)
+        assert passes == [len(CALIBRATION)]
+
+    def test_a_backbone_that_moves_is_passed_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """By a step along a line, by statistics computed anew, by statistics alone."""
+        bench = bench_of(trained_net())
+        passes = self.passes_of(bench, monkeypatch)
+        self.require_true(bench)
+        line = Line(bench.model, {name: 0.1 * value for name, value in vectors.from_parameters(bench.model).items()})
+        moves: tuple[Callable[[], object], ...] = (
+            lambda: line.at(1.0),
+            lambda: line.at(0.0),
+            lambda: recompute_statistics(bench.model, TRAIN.images),
+            lambda: bench.model.get_buffer("backbone.1.running_mean").add_(0.1),
+        )
+        for count, move in enumerate(moves):
+            before = bench.held_out
+            move()
+            assert not torch.allclose(bench.held_out, before)
+            self.require_true(bench)
+            assert passes == (count + 2) * [len(CALIBRATION)]

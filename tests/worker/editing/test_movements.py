@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
@@ -13,7 +14,8 @@ from tests.worker.editing.rows import CONCEPTS, edited, objective_gradient, rand
 from worker.cbm.concept_predictor import ConceptPredictor
 from worker.cbm.training import concept_losses, predict_logits
 from worker.curvature import vectors
-from worker.editing.concepts import extend
+from worker.data.tensors import LabelledImages
+from worker.editing.concepts import SERVED, extend
 from worker.editing.edited_data import UNKNOWN
 from worker.editing.forgetting import forget
 from worker.editing.learning import learn
@@ -144,10 +146,28 @@ def test_one_held_out_row_is_enough(trained: ConceptPredictor) -> None:
         assert step.loss_before <= step.unseen.low < step.unseen.value < step.unseen.high < math.inf
 
 
+def without_features_for(model: ConceptPredictor, concept: int) -> ConceptPredictor:
+    """The same, with a row of zeros for the concept: each of its labels costs ln 2."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        model.head.weight[concept] = 0.0
+        model.head.bias[concept] = 0.0
+    return model
+
+
+def held_out_where(model: ConceptPredictor, served: bool) -> LabelledImages:
+    """Rows of which the others' labels are what the model would have, in whole or not at all."""
+    labels = (predict_logits(model, CALIBRATION.images) > 0).long()
+    labels = labels if not served else 1 - labels
+    labels[:, 3] = CALIBRATION.concepts[:, 3]
+    return replace(CALIBRATION, concepts=labels)
+
+
 def test_extending_follows_the_new_labels_alone(trained: ConceptPredictor) -> None:
     """By dense objectives; rows that leave have no new labels, and other operations do not count."""
     data = edited(TRAIN, fixed=flipped(TRAIN, range(3)), removed=[40, 41], new=(3,))
-    bench = bench_of(trained)
+    held_out = held_out_where(trained, served=False)
+    bench = bench_of(without_features_for(trained, 3), held_out)
     (step,) = extend(bench, data)
     ((model, u),) = bench.solved
     after = replace(data.before, concepts=data.before.concepts.clone())
@@ -157,4 +177,40 @@ def test_extending_follows_the_new_labels_alone(trained: ConceptPredictor) -> No
     for name, value in vectors.axpy(-1.0, wanted, before).items():
         torch.testing.assert_close(u[name], value, rtol=0, atol=1e-11)
     assert step.loss_after <= step.loss_before
-    assert step.loss_after == pytest.approx(bench.loss(CALIBRATION), rel=1e-12)
+    assert step.loss_after == pytest.approx(bench.loss(held_out), rel=1e-12)
+
+
+def test_a_concept_that_the_features_serve_as_well_as_others_needs_no_step(trained: ConceptPredictor) -> None:
+    bench = bench_of(without_features_for(trained, 3), held_out_where(trained, served=True))
+    model = copy.deepcopy(bench.model)
+    assert extend(bench, edited(TRAIN, new=(3,))) == []
+    assert not bench.solved
+    for name, value in model.state_dict().items():
+        assert torch.equal(bench.model.state_dict()[name], value)
+
+
+@pytest.mark.parametrize(("cost", "steps"), [(0.99 * SERVED, 0), (1.01 * SERVED, 1)])
+def test_features_serve_a_concept_up_to_a_fifth_more_than_the_others_lose(
+    trained: ConceptPredictor, cost: float, steps: int
+) -> None:
+    """Per known label: the new one has few of them."""
+    model = without_features_for(trained, 0)
+    for j in range(1, CONCEPTS):
+        model = without_features_for(model, j)
+    with torch.no_grad():  # of label 1 it says p = 2^-cost, which costs that many times the ln 2 of the others
+        model.head.bias[3] = -math.log(2.0**cost - 1)
+    held_out = replace(CALIBRATION, concepts=CALIBRATION.concepts.clone())
+    held_out.concepts[:, 3] = UNKNOWN
+    held_out.concepts[:5, 3] = 1
+    held_out.concepts[10:, 1] = UNKNOWN
+    assert len(extend(bench_of(model, held_out), edited(TRAIN, new=(3,)))) == steps
+
+
+@pytest.mark.parametrize("unknown", [[3], [0, 1, 2]])
+def test_where_no_label_says_that_features_serve_it_a_concept_gets_its_step(
+    trained: ConceptPredictor, unknown: list[int]
+) -> None:
+    bench = bench_of(trained, masked(CALIBRATION, tuple(unknown)))
+    (step,) = extend(bench, edited(TRAIN, new=(3,)))
+    assert math.isfinite(step.loss_after)
+    assert step.loss_after <= step.loss_before
