@@ -38,7 +38,7 @@ class Settings:
     Attributes:
         iterations: of conjugate gradients, one exact product each.
         learning_iterations: the same for what is to be learned, where fewer overfit the sample less.
-        curvature_rows: rows the products average over; None takes a sixteenth of the data, at least 64, at most 512.
+        curvature_rows: rows the products average over; None takes a sixteenth of the data, at least 96, at most 512.
         sample_rows: of untouched rows that stand for all of them in gradients and losses.
         norm_rows: for gradient norms in the report.
         statistics_rows: from which BatchNorm's statistics are computed anew after a removal.
@@ -125,7 +125,7 @@ class Bench:
 
     def curvature_rows(self, data: EditedData) -> int:
         """How many rows products average over."""
-        return self.settings.curvature_rows or min(512, max(64, len(data.after) // 16))
+        return self.settings.curvature_rows or min(512, max(96, len(data.after) // 16))
 
     def solve(self, u: ParameterVector, data: EditedData, iterations: int | None = None) -> Solution:
         """The direction for ``u`` with curvature over a sample of the edited data set."""
