@@ -137,9 +137,13 @@ class Client:
         training: Mapping[str, Any] | None = None,
         title: str | None = None,
         weights: str | None = None,
+        pretrained: str | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
-        """Queue a training, or with ``weights`` (the id of an upload) a registration."""
+        """Queue a training, or with ``weights`` (the id of an upload) a registration.
+
+        ``pretrained``, the id of an upload too, is a backbone of torchvision's that the training starts from.
+        """
         body = {
             "id": model_id,
             "title": title,
@@ -147,6 +151,7 @@ class Client:
             "architecture": dict(architecture),
             "training": dict(training or {}),
             "weights": None if weights is None else {"upload": weights},
+            "pretrained": None if pretrained is None else {"upload": pretrained},
         }
         return self._job("/models", body, idempotency_key)
 
@@ -203,11 +208,16 @@ class Client:
         base_version: int | None = None,
         reason: str | None = None,
         options: Mapping[str, Any] | None = None,
+        if_match: str | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
-        """Queue an edit: ``operations`` together make one new version."""
+        """Queue an edit: ``operations`` together make one new version.
+
+        ``if_match`` is the model's etag as it was read: where another version is the newest by now, or is when the edit
+        starts, it does not apply. So for ``preview`` and ``restore``.
+        """
         path = f"/models/{_in_path(model_id)}/edits"
-        return self._job(path, _edit_body(operations, base_version, reason, options), idempotency_key)
+        return self._job(path, _edit_body(operations, base_version, reason, options), idempotency_key, if_match)
 
     def preview(
         self,
@@ -216,18 +226,25 @@ class Client:
         *,
         base_version: int | None = None,
         options: Mapping[str, Any] | None = None,
+        if_match: str | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
         """Queue the computation of an edit that makes no version: ``report["would"]`` is "succeed" or "fail"."""
         path = f"/models/{_in_path(model_id)}/previews"
-        return self._job(path, _edit_body(operations, base_version, None, options), idempotency_key)
+        return self._job(path, _edit_body(operations, base_version, None, options), idempotency_key, if_match)
 
     def restore(
-        self, model_id: str, version: int, *, reason: str | None = None, idempotency_key: str | None = None
+        self,
+        model_id: str,
+        version: int,
+        *,
+        reason: str | None = None,
+        if_match: str | None = None,
+        idempotency_key: str | None = None,
     ) -> Job:
         """Queue the return to an older version: a new one with its weights, data, concepts and factors."""
         path = f"/models/{_in_path(model_id)}/versions/{version}:restore"
-        return self._job(path, {"reason": reason}, idempotency_key)
+        return self._job(path, {"reason": reason}, idempotency_key, if_match)
 
     def look_into(
         self,
@@ -402,8 +419,9 @@ class Client:
             if token is None:
                 return
 
-    def _job(self, path: str, body: Mapping[str, Any], idempotency_key: str | None) -> Job:
-        return resource_of(self._connection.create(path, body, idempotency_key=idempotency_key), Job)
+    def _job(self, path: str, body: Mapping[str, Any], idempotency_key: str | None, if_match: str | None = None) -> Job:
+        answer = self._connection.create(path, body, idempotency_key=idempotency_key, if_match=if_match)
+        return resource_of(answer, Job)
 
 
 def _edit_body(

@@ -92,9 +92,12 @@ class Connection:
         data: Mapping[str, str] | None = None,
         params: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
+        if_match: str | None = None,
     ) -> httpx.Response:
         """POST with one Idempotency-Key for all attempts, so that a lost answer is no reason to create twice."""
         headers = {"Idempotency-Key": idempotency_key or str(uuid4())}
+        if if_match is not None:
+            headers["If-Match"] = if_match
         return self._send("POST", path, parts=parts, json=json, data=data, params=params, headers=headers)
 
     def _send(

@@ -133,6 +133,10 @@ def test_models_versions_and_aliases(client: Client) -> None:
     (upload,) = client.upload("weights", {"w.safetensors": weights})
     registration = client.create_model("old", "digits", {"name": "resnet18"}, weights=upload.id, title="Old one")
     assert (registration.kind, client.model("old").title) == ("register", "Old one")
+    (upload,) = client.upload("weights", {"resnet18.safetensors": weights})
+    training = client.create_model("warm", "digits", {"name": "resnet18"}, pretrained=upload.id)
+    assert training.kind == "train"
+    assert client.model("warm").architecture["pretrained_sha256"] == upload.sha256
 
 
 def test_edits_of_every_kind_are_checked_queued_and_cancelled(client: Client) -> None:
@@ -188,6 +192,24 @@ def test_older_versions_are_restored(client: Client, service: Service) -> None:
     assert (job.kind, job.request["version"], job.request["reason"]) == ("restore", 1, "undo")
     assert client.restore(MODEL, 1, reason="undo", idempotency_key="undo-june").id == job.id
     assert client.job(MODEL, str(job.id)) == job
+
+
+def test_an_etag_binds_edits_previews_and_restorations_to_what_was_read(client: Client, service: Service) -> None:
+    old = client.model(MODEL).etag
+    with service.sessions.begin() as session:
+        build_version(session, service.store, session.get_one(ModelRow, MODEL))
+    new, operations = client.model(MODEL).etag, [remove_samples(["img-1"])]
+    queueing: list[Callable[[str], Job]] = [
+        lambda etag: client.edit(MODEL, operations, if_match=etag),
+        lambda etag: client.preview(MODEL, operations, if_match=etag),
+        lambda etag: client.restore(MODEL, 1, if_match=etag),
+    ]
+    for queue in queueing:
+        with pytest.raises(ProblemError) as refusal:
+            queue(old)
+        assert (refusal.value.status, refusal.value.code) == (412, "precondition_failed")
+        assert queue(new).request["base_version"] == 2
+    assert client.edit(MODEL, operations).request["base_version"] is None
 
 
 def test_an_intention_of_ones_own_is_carried_out_once(client: Client) -> None:
