@@ -20,7 +20,7 @@ class Permission(StrEnum):
 
     READ = "read"  # every GET but those of the next line
     AUDIT = "audit"  # the history of the whole deployment
-    CREATE = "create"  # data sets, uploads, models, factors, retrainings; cancelling these
+    CREATE = "create"  # data sets, uploads, models, factors, insights, retrainings; cancelling these
     EDIT = "edit"  # edits, previews and restorations; cancelling edits and previews
     MOVE_ALIAS = "move_alias"
     MANAGE_KEYS = "manage_keys"
