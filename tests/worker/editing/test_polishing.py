@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.editing.moving import CALIBRATION, TRAIN, Recorder, bench_of, flipped, masked, trained_net
+from tests.worker.editing.moving import CALIBRATION, TRAIN, TRAINING, Recorder, bench_of, flipped, masked, trained_net
 from tests.worker.editing.rows import CONCEPTS, edited, random_rows
 from worker.cbm.concept_predictor import ConceptPredictor
-from worker.cbm.training import concept_losses, predict_logits
+from worker.cbm.training import concept_losses, predict_features, predict_logits
 from worker.data.tensors import LabelledImages
 from worker.editing import polishing
 from worker.editing.bench import HELD_OUT_LIMIT, Step
@@ -279,8 +279,11 @@ class TestRestore:
         polish(bench, data, [taken("forget")], start)
         assert torch.equal(weights_of(bench.model), head)
 
-    def test_what_would_cost_the_rest_more_is_not_done(self, trained: ConceptPredictor, unanchored: None) -> None:
-        """The edited objective is mostly of corrected rows here."""
+    def test_what_would_cost_the_rest_more_is_not_done(
+        self, trained: ConceptPredictor, unanchored: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The edited objective is mostly of corrected rows here, whatever held-out rows say to that."""
+        monkeypatch.setattr(polishing, "HELD_OUT_LIMIT", math.inf)
         fixes = [(i, j, 1 - int(TRAIN.concepts[i, j])) for i in range(45) for j in range(CONCEPTS)]
         data = edited(TRAIN, fixed=fixes)
         bench = bench_of(trained)
@@ -348,6 +351,22 @@ class TestTeach:
             polish(bench, data, [taken("learn", 0.0)], start)
             costs.append(loss_of(bench, CALIBRATION) / first)
         assert costs[0] <= HELD_OUT_LIMIT < costs[1]
+
+    def test_it_goes_on_from_what_is_restored(
+        self, trained: ConceptPredictor, unanchored: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(polishing, "TEACHING", (0.1,))
+        heads = []
+        for step in (taken("forget"), taken("learn", -1.0)):
+            bench = bench_of(trained)
+            start = before_edit(bench, self.DATA)
+            disturb(bench.model)
+            polish(bench, self.DATA, [step], start)
+            heads.append(weights_of(bench.model))
+        features = predict_features(trained, self.DATA.after.images)
+        head = Head(features, self.DATA.after.concepts, TRAINING["weight_decay"], seed=0)
+        expected = newton_step(head, heads[0], 0.1, torch.cat([self.DATA.corrected, self.DATA.added]))
+        torch.testing.assert_close(heads[1], expected, rtol=0, atol=1e-9)
 
     def test_rows_are_those_that_have_something_to_learn(self, trained: ConceptPredictor, unanchored: None) -> None:
         """A row of which a label was withdrawn gives no gradient."""
