@@ -1,7 +1,7 @@
 """New concepts: a step of the whole net for what the head's new rows alone cannot do.
 
-Concepts that leave need none. A step of the kept objective, short or long, left the kept concepts as they were on every
-net that was measured; what they gain from a drop, the polish of the head gives them.
+Concepts that leave need none: a step of the kept objective, short or long, left the kept concepts as they were on every
+net that was measured.
 """
 
 from __future__ import annotations

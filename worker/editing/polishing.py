@@ -115,13 +115,13 @@ def polish(bench: Bench, data: EditedData, steps: list[Step], start: Before) -> 
     if level is not None:
         touched = torch.cat([data.corrected, data.added])
         base = best
-        for strength in TEACHING:
-            if edited_loss(best) <= level:
-                break
+        for strength in TEACHING if edited_loss(best) > level else ():
             candidate = moved(base, strength, touched)
             if not (held_out_loss(candidate) <= limit and edited_loss(candidate) < edited_loss(best)):
                 break
             best = _falling_to(edited_loss, best, candidate, level)
+            if edited_loss(candidate) <= level:
+                break
     best = best.clone()
     best[kept, -1] += shift_to(held_out @ best[kept].mT, start.shares[kept])
     _put(bench, best)
