@@ -38,7 +38,8 @@ class Settings:
     Attributes:
         iterations: of conjugate gradients, one exact product each.
         learning_iterations: the same for what is to be learned, where fewer overfit the sample less.
-        curvature_rows: rows the products average over; None takes a sixteenth of the data, at least 96, at most 512.
+        curvature_rows: rows the products average over; None takes a sixteenth of the data, at most 512, and at
+            least 64, or 96 where half of them are corrected and added rows.
         sample_rows: of untouched rows that stand for all of them in gradients and losses.
         norm_rows: for gradient norms in the report.
         statistics_rows: from which BatchNorm's statistics are computed anew after a removal.
@@ -50,7 +51,7 @@ class Settings:
     learning_iterations: int = 3
     curvature_rows: int | None = None
     sample_rows: int = 128
-    norm_rows: int = 64
+    norm_rows: int = 32
     statistics_rows: int = 512
     damping: float | None = None
     seed: int = 0
@@ -125,7 +126,8 @@ class Bench:
 
     def curvature_rows(self, data: EditedData) -> int:
         """How many rows products average over."""
-        return self.settings.curvature_rows or min(512, max(96, len(data.after) // 16))
+        least = 96 if len(data.fixed) + len(data.added) else 64
+        return self.settings.curvature_rows or min(512, max(least, len(data.after) // 16))
 
     def solve(self, u: ParameterVector, data: EditedData, iterations: int | None = None) -> Solution:
         """The direction for ``u`` with curvature over a sample of the edited data set."""

@@ -25,7 +25,7 @@ def test_a_request_id_is_echoed_only_when_well_formed(unchanged: Service) -> Non
 
 
 def test_readiness_names_the_schema(unchanged: Service) -> None:
-    assert unchanged.get("/readyz").json() == {"status": "ready", "schema": "0002"}
+    assert unchanged.get("/readyz").json() == {"status": "ready", "schema": "0003"}
 
 
 def test_readiness_fails_with_the_database(database_url: str, tmp_path: Path) -> None:
