@@ -63,7 +63,7 @@ def run(start: EditInput, method: Any = "solve", tolerance: float = 1.0) -> Edit
         method=method,
         label_solver="converged",
         tolerance={"concept_f1": tolerance, "label_f1": tolerance},
-        settings=Settings(damping=DAMPING),
+        settings=Settings(damping=DAMPING, norm_rows=1000),
         progress=lambda stage, done, total: None,
     )
 
