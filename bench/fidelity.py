@@ -7,8 +7,8 @@ their bounds. Nothing that chooses anything (step lengths, early stopping, the g
     python bench/fidelity.py --preset small --json fidelity.json
 
 Times are those of a whole edit from a version in memory to a version in memory, factors cached; only ``closed_form``
-refits its factors, and that time is in its seconds. An edit but the closed form is timed twice and the second time counts, so
-kernels are warm; an epoch is the fastest one measured, whatever precision and memory layout that takes.
+refits its factors, and that time is in its seconds. Edits by other methods are timed twice and the second time counts,
+so kernels are warm; an epoch is the fastest one measured, whatever precision and memory layout that takes.
 """
 
 from __future__ import annotations
